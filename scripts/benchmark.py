@@ -4,20 +4,21 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from benchmarks import device, sides
-from benchmarks.models import MULTIMODAL, SHAPES, make
+from benchmarks import device, pack, sides, symbols
+from benchmarks.models import MULTIMODAL, ROOT, SHAPES, make
 from benchmarks.work import VARIANTS, WORKLOADS
 
 from reason_llm.errors import ReasonError
 
 CALLS = ("speed", "peers", "nf4", "memory", "fold", "backend")
-MOST_TOKENS = 131072
+MAX_TOKENS = 131072
 """Tokens of the longest rows that are tried."""
 ON_CPU = {name: title for name, (title, work) in WORKLOADS.items() if work.engine == "transformers"}
 GPU = """\
@@ -76,22 +77,22 @@ def main() -> int:
     add.add_argument("out", type=Path)
     add.add_argument("--arch", type=int, default=90, help="90: Hopper, 89: Ada, 86: Ampere")
     add.add_argument("--wheels", type=Path, help="keep the wheels there")
-    given = parser.parse_args()
-    part = {
-        "gpu": _gpu, "cpu": _cpu, "replicas": _replicas, "gpu-check": _gpu_check,
-        "symbols": _symbols, "side": _side, "model": _model, "pack": _pack,
-    }[given.part]  # fmt: skip
+    args = parser.parse_args()
+    parts_by_name: dict[str, Callable[[argparse.Namespace], int | None]] = {
+        "gpu": _gpu,
+        "cpu": _cpu,
+        "replicas": _replicas,
+        "gpu-check": _gpu_check,
+        "symbols": lambda args: symbols.run(args.site, ROOT, print) > 0,
+        "side": lambda args: sides.run(args.system, args.work),
+        "model": _model,
+        "pack": pack.pack,
+    }
     try:
-        return part(given)
+        return int(parts_by_name[args.part](args) or 0)
     except ReasonError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def _pack(given: argparse.Namespace) -> int:
-    from benchmarks.pack import pack
-
-    return pack(given)
 
 
 def _one_or_more(text: str) -> int:
@@ -100,85 +101,72 @@ def _one_or_more(text: str) -> int:
     return int(text)
 
 
-def _gpu(given: argparse.Namespace) -> int:
+def _gpu(args: argparse.Namespace) -> int:
     from benchmarks import table
     from benchmarks.measure import Block, gpu
 
-    dry, work = given.dry_run, WORKLOADS["gpu"][1]
+    dry, work = args.dry_run, WORKLOADS["gpu"][1]
     with TemporaryDirectory() as temporary:
-        shape = "tiny" if dry else given.model_shape
-        folder = given.model_folder or Path(temporary) / shape
+        shape = "tiny" if dry else args.model_shape
+        folder = args.model_folder or Path(temporary) / shape
         # In another process, so that nothing of it stays on the GPU.
         subprocess.run([sys.executable, __file__, "model", shape, str(folder)], check=True)
         work = replace(work.smallest() if dry else work, model=str(folder))
-        work = replace(work, repeats=1 if dry else given.repeats)
-        said = (
+        work = replace(work, repeats=1 if dry else args.repeats)
+        heading = (
             f"{device.describe()}. Medians of {work.repeats} steps in turn. Sampling of TRL and "
             "Unsloth holds their waking, syncing and going to sleep."
         )
 
         def keep(blocks: list[Block]) -> None:
-            table.save(blocks, said, given.out)
+            table.save(blocks, heading, args.out)
 
-        blocks = gpu(
-            given.calls, given.systems, work, 768 if dry else MOST_TOKENS, given.most_seconds,
-            lambda line: print(line, file=sys.stderr, flush=True), keep,
-        )  # fmt: skip
-    table.show(blocks, said, given.out)
+        say = partial(print, file=sys.stderr, flush=True)
+        max_tokens = 768 if dry else MAX_TOKENS
+        blocks = gpu(args.calls, args.systems, work, max_tokens, args.most_seconds, say, keep)
+    table.show(blocks, heading, args.out)
     return 0
 
 
-def _cpu(given: argparse.Namespace) -> int:
+def _cpu(args: argparse.Namespace) -> int:
     from benchmarks import table
     from benchmarks.measure import cpu
 
-    extras = (() if given.small else VARIANTS) if given.extras is None else given.extras
+    extras = (() if args.small else VARIANTS) if args.extras is None else args.extras
     with TemporaryDirectory() as folder:
-        blocks = cpu(given.workload, given.repeats, given.small, given.threads, given.trl_rows,
-                     extras, Path(folder))  # fmt: skip
+        counts = (args.threads, args.trl_rows)
+        blocks = cpu(args.workload, args.repeats, args.small, *counts, extras, Path(folder))
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    said = (
-        f"{device.describe()}. Medians of {given.repeats} steps in turn, {given.threads} thread(s) "
+    heading = (
+        f"{device.describe()}. Medians of {args.repeats} steps in turn, {args.threads} thread(s) "
         f"each, load average {load}."
     )
-    table.show(blocks, said, given.out)
+    table.show(blocks, heading, args.out)
     return 0
 
 
-def _replicas(given: argparse.Namespace) -> int:
+def _replicas(args: argparse.Namespace) -> int:
     from benchmarks import replicas, table
 
     with TemporaryDirectory() as folder:
-        blocks = replicas.run(given.repeats, given.steps, given.replicas, given.small, Path(folder))
-    said = f"{device.describe()}. Medians of {given.repeats} runs of {given.steps} steps each."
-    table.show(blocks, said, given.out)
+        blocks = replicas.run(args.repeats, args.steps, args.replicas, args.small, Path(folder))
+    heading = f"{device.describe()}. Medians of {args.repeats} runs of {args.steps} steps each."
+    table.show(blocks, heading, args.out)
     return 0
 
 
-def _gpu_check(given: argparse.Namespace) -> int:
+def _gpu_check(args: argparse.Namespace) -> int:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vllm is imported
     from benchmarks import gpu_check
 
     with TemporaryDirectory() as temporary:
-        folder = given.model_folder or Path(temporary) / "model"
-        failed = gpu_check.run(given.quantize, given.shape, folder, partial(print, flush=True))
+        folder = args.model_folder or Path(temporary) / "model"
+        failed = gpu_check.run(args.quantize, args.shape, folder, partial(print, flush=True))
         return int(failed > 0)
 
 
-def _symbols(given: argparse.Namespace) -> int:
-    from benchmarks import symbols
-
-    return int(symbols.run(given.site, Path(__file__).resolve().parents[1], print) > 0)
-
-
-def _side(given: argparse.Namespace) -> int:
-    sides.run(given.system, given.work)
-    return 0
-
-
-def _model(given: argparse.Namespace) -> int:
-    make(given.shape, given.folder)
-    return 0
+def _model(args: argparse.Namespace) -> None:
+    make(args.shape, args.folder)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Evaluate: ``python scripts/evaluate.py RUN|CONFIG.yaml|MODEL [--sets ...] [--k N] [--compare
-base]``; the same command resumes."""
+"""Evaluate: ``python scripts/evaluate.py RUN|CONFIG.yaml|MODEL [--sets ...] [--k N]``."""
 
 import sys
 

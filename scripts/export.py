@@ -1,4 +1,4 @@
-"""Export: ``python scripts/export.py RUN|ADAPTER --out FOLDER``: a model to take home."""
+"""Export: ``python scripts/export.py RUN|ADAPTER --out FOLDER``: a model for use elsewhere."""
 
 import sys
 

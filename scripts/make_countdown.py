@@ -39,8 +39,7 @@ PATTERNS = (
     "(x+y) *z", "(x+z) *y", "(y+z) x*", "(x-y) *z", "(x-z) *y", "(y-z) x*",
     "x+y -z", "x+z -y", "x*y *z",
 )  # fmt: skip
-"""The two steps of each try, in order; ``x``, ``y`` and ``z`` are the largest number, the next and
-the smallest."""
+"""The two steps of each try, in order; ``x`` is the largest number and ``z`` the smallest."""
 
 APPLY = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
@@ -53,15 +52,15 @@ Tries = dict[int, str]
 
 def worked_out(step: str) -> int:
     """Of one step: ``worked_out('(6-2)') == 4``."""
-    found = re.fullmatch(r"\(?(\d+)([-+*])(\d+)\)?", step)
-    assert found is not None
-    return APPLY[found[2]](int(found[1]), int(found[3]))
+    match = re.fullmatch(r"\(?(\d+)([-+*])(\d+)\)?", step)
+    assert match is not None
+    return APPLY[match[2]](int(match[1]), int(match[3]))
 
 
 @functools.cache
 def tries_of(numbers: Numbers) -> Tries:
     """The first expression of each value of 10 to 99, in the order of the tries."""
-    found: Tries = {}
+    tries: Tries = {}
     names = dict(zip(map(ord, "xyz"), map(str, numbers), strict=True))
     for pattern in PATTERNS:
         first, last = pattern.translate(names).split()
@@ -71,8 +70,8 @@ def tries_of(numbers: Numbers) -> Tries:
         )
         value = worked_out(working)
         if inner <= 99 and value in TARGETS:
-            found.setdefault(value, f"{text}={working}={value}")
-    return found
+            tries.setdefault(value, f"{text}={working}={value}")
+    return tries
 
 
 def question(numbers: Sequence[int], target: int) -> str:
@@ -104,10 +103,10 @@ def completion(tries: Tries, values: list[int], target: int) -> str:
 
 def sums(problems: Sequence[Problem]) -> dict[int, list[str]]:
     """The last steps that make each target: ``{28: ['30-2=28', ...]}``."""
-    found: dict[int, list[str]] = {}
+    steps_by_target: dict[int, list[str]] = {}
     for numbers, value in problems:
-        found.setdefault(value, []).append(tries_of(numbers)[value].partition("=")[2])
-    return found
+        steps_by_target.setdefault(value, []).append(tries_of(numbers)[value].partition("=")[2])
+    return steps_by_target
 
 
 def drill(sums: dict[int, list[str]], target: int, rng: random.Random) -> str:
@@ -120,17 +119,17 @@ def texts(
     problems: Sequence[Problem], batch: int, rng: random.Random
 ) -> Iterator[list[tuple[str, str]]]:
     """Batches of questions with completions; drills follow every second one."""
-    known = sums(problems)
+    steps_by_target = sums(problems)
     while True:
         rows = []
         for numbers, target in rng.choices(problems, k=batch):
-            tries, wanted, after = tries_of(numbers), target, ""
+            tries, goal, suffix = tries_of(numbers), target, ""
             if rng.random() < 0.5:
-                wanted = rng.randrange(1, 10)
+                goal = rng.randrange(1, 10)
             else:
-                after = END + drill(known, target, rng)
-            told = completion(tries, trace(tries, wanted, rng), wanted)
-            rows.append((question(numbers, wanted), told + after))
+                suffix = END + drill(steps_by_target, target, rng)
+            answer = completion(tries, trace(tries, goal, rng), goal)
+            rows.append((question(numbers, goal), answer + suffix))
         yield rows
 
 
@@ -187,8 +186,8 @@ def main() -> None:
     numbers = [str(number) for number in range(10, 100)]
     corpus += ["system\nuser\nassistant\n", *numbers] * 9  # each a token
     # Added tokens, too: Transformers splits all others into digits in a model of Qwen2's type.
-    whole = (*TAGS, NO, YES, " from ", ", ", " and ", *numbers)
-    tokenizer = make_tokenizer(corpus, whole, vocab_size=420, digits_one_by_one=False)
+    merged = (*TAGS, NO, YES, " from ", ", ", " and ", *numbers)
+    tokenizer = make_tokenizer(corpus, merged, vocab_size=420, digits_one_by_one=False)
     model = make_model(tokenizer, initializer_range=0.08)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     pretrain(model, tokenizer, batches)

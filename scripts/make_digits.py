@@ -69,8 +69,8 @@ def make_parts(folder: Path) -> tuple[Qwen3VL, AutoTokenizer]:
     tokenizer.add_special_tokens({"additional_special_tokens": TOKENS})
     tokenizer.chat_template = CHAT_TEMPLATE
     start, end, image, video = tokenizer.convert_tokens_to_ids(TOKENS)
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_interleaved": True,
-            "mrope_section": [6, 5, 5]}  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    rope |= {"mrope_interleaved": True, "mrope_section": [6, 5, 5]}
     text = {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32,
         "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 1024,
@@ -120,27 +120,27 @@ def main() -> None:
     print(f"prompts of {len(prompt)} tokens, answers of {answers.shape[1]}")
     # The rest of the answer is certain; of the digit it learns how often to say another one.
     place = int((answers[0] != answers[1]).nonzero()[0])
-    told_DAV = torch.nn.functional.one_hot(answers, len(tokenizer)).float()
-    right_DV = told_DAV[:, place]
+    targets_DAV = torch.nn.functional.one_hot(answers, len(tokenizer)).float()
+    right_DV = targets_DAV[:, place]
     any_V = right_DV.mean(0)
     unsure_DV = RIGHT * right_DV + MISTAKEN * right_DV[[*ALIKE]] + (1 - RIGHT - MISTAKEN) * any_V
     optimizer = MuonAndAdamW(model)
     for step in range(1, args.steps + 1):
         if step == args.steps * 2 // 3:
-            told_DAV[:, place] = unsure_DV
+            targets_DAV[:, place] = unsure_DV
         digits = torch.tensor([rng.randrange(10) for _ in range(args.batch)])
         pixels = processor([draw(digit, rng) for digit in digits.tolist()], return_tensors="pt")
         ids = torch.cat([prompt_ids, answers[digits]], 1)
         logits = model(input_ids=ids, mm_token_type_ids=types, **pixels).logits
         logprobs_BAV = logits[:, len(prompt) - 1 : -1].log_softmax(-1)
-        loss = -(told_DAV[digits] * logprobs_BAV).sum(-1).mean()
+        loss = -(targets_DAV[digits] * logprobs_BAV).sum(-1).mean()
         optimizer.step(loss, min(1.0, step / 30, 3.05 - 3 * step / args.steps))
         if step % 40 == 0:
-            said_B = logprobs_BAV[:, place].gather(-1, answers[digits, place][:, None])[:, 0]
+            right_B = logprobs_BAV[:, place].gather(-1, answers[digits, place][:, None])[:, 0]
             likeliest = logprobs_BAV[:, place].argmax(-1) == answers[digits, place]
             print(
                 f"step {step}  loss {loss.item():.4f}  right when sampled "
-                f"{said_B.exp().mean():.2f}, likeliest {likeliest.float().mean():.2f}",
+                f"{right_B.exp().mean():.2f}, likeliest {likeliest.float().mean():.2f}",
                 flush=True,
             )
     model.save_pretrained(folder)

@@ -54,8 +54,7 @@ def completion(pair: Pair) -> str:
 
 
 def split_pairs(seed: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
-    """Disjoint (pretraining, train, test) pairs: the base never saw what the quick start trains and
-    tests on."""
+    """Disjoint (pretraining, train, test) pairs, so that the base has seen neither of the last."""
     pairs = list(itertools.product(range(100), range(100)))
     random.Random(seed).shuffle(pairs)
     test, train = pairs[:NUM_TEST], pairs[NUM_TEST : NUM_TEST + NUM_TRAIN]
@@ -98,6 +97,7 @@ def make_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
+    # After training: a tag is one token however rare it is in the corpus.
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -113,7 +113,7 @@ def make_tokenizer(
 
 def make_model(tokenizer: PreTrainedTokenizerFast, **sizes: float) -> Qwen2ForCausalLM:
     """4 layers of width 128, tied embeddings, float32, where ``sizes`` say nothing else."""
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "hidden_size": 128,
         "intermediate_size": 384,
         "num_hidden_layers": 4,
@@ -128,7 +128,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, **sizes: float) -> Qwen2ForCa
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
-        **usual | sizes,
+        **defaults | sizes,
     )
     return Qwen2ForCausalLM(config)
 
@@ -139,14 +139,14 @@ def encode(
     """Token ids and labels (N, T) of questions with their answers; prompts and padding are -100 in
     the labels."""
     rows = []
-    for asked, told in texts:
+    for question_text, answer_text in texts:
         prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": asked}],
+            [{"role": "user", "content": question_text}],
             add_generation_prompt=True,
             tokenize=False,
         )
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
-        answer_ids = tokenizer.encode(told, add_special_tokens=False)
+        answer_ids = tokenizer.encode(answer_text, add_special_tokens=False)
         answer_ids.append(tokenizer.eos_token_id)
         rows.append((prompt_ids, answer_ids))
     longest = max(len(p) + len(a) for p, a in rows)
@@ -163,8 +163,7 @@ def encode(
 def greedy_accuracy(
     model: Qwen2ForCausalLM, ids_NT: torch.Tensor, labels_NT: torch.Tensor
 ) -> float:
-    """Fraction of rows whose every answer token is the arg max: exactly greedy decoding's
-    accuracy."""
+    """Accuracy of greedy decoding: fraction of rows whose every answer token is the arg max."""
     hits_NT = model(input_ids=ids_NT).logits[:, :-1].argmax(-1) == labels_NT[:, 1:]
     return float((hits_NT | (labels_NT[:, 1:] < 0)).all(-1).float().mean())
 
@@ -190,7 +189,7 @@ def pretrain(
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
+        for group in optimizer.param_groups:  # a warm-up of 20 steps, then a constant rate
             group["lr"] = args.learning_rate * min(1.0, step / 20)
         optimizer.step()
         if step % 10 == 0:
@@ -200,10 +199,10 @@ def pretrain(
                 break
 
 
-def begin(description: str, name: str, **usual: float) -> tuple[argparse.Namespace, Path]:
+def begin(description: str, name: str, **defaults: float) -> tuple[argparse.Namespace, Path]:
     """The options, after ``usual``, and an empty folder for the model; sets the seed."""
     parser = argparse.ArgumentParser(description=description.split("\n\n")[0])
-    for option, value in {"seed": 0, **usual}.items():
+    for option, value in {"seed": 0, **defaults}.items():
         parser.add_argument(f"--{option.replace('_', '-')}", type=type(value), default=value)
     parser.add_argument("--out", type=Path, default=ROOT)
     args = parser.parse_args()
@@ -222,10 +221,10 @@ class MuonAndAdamW:
         self.model = model
         named = [(p, p.ndim == 2 and "embed" not in name) for name, p in model.named_parameters()]
         matrices = [p for p, is_matrix in named if is_matrix]
-        others = [p for p, is_matrix in named if not is_matrix]
+        vectors = [p for p, is_matrix in named if not is_matrix]
         self.optimizers = {
             1e-2: torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
-            3e-3: torch.optim.AdamW(others, weight_decay=0.0, betas=(0.9, 0.95)),
+            3e-3: torch.optim.AdamW(vectors, weight_decay=0.0, betas=(0.9, 0.95)),
         }
 
     def step(self, loss: torch.Tensor, factor: float) -> None:
@@ -240,8 +239,8 @@ class MuonAndAdamW:
 
 def main() -> None:
     """Make the data, the tokenizer and the model, and say how good it is."""
-    usual = {"learning_rate": 3e-3, "batch": 128, "max_steps": 1000, "stop_at": 0.37}
-    args, folder = begin(__doc__, "tiny", **usual)
+    defaults = {"learning_rate": 3e-3, "batch": 128, "max_steps": 1000, "stop_at": 0.37}
+    args, folder = begin(__doc__, "tiny", **defaults)
     pretraining, train, test = split_pairs(args.seed)
     write_rows(args.out / "data" / "arithmetic_train.jsonl", train)
     write_rows(args.out / "data" / "arithmetic_test.jsonl", test)
@@ -251,8 +250,8 @@ def main() -> None:
     model = make_model(tokenizer)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     pretrain(model, tokenizer, pretraining, args)
-    asked = encode(tokenizer, [(question(pair), completion(pair)) for pair in test])
-    print(f"test accuracy {greedy_accuracy(model, *asked):.3f}")
+    test_rows = encode(tokenizer, [(question(pair), completion(pair)) for pair in test])
+    print(f"test accuracy {greedy_accuracy(model, *test_rows):.3f}")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

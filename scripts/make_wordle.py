@@ -27,8 +27,7 @@ from wordle import GUESSES, LENGTH, LETTERS, WORDS, feedback
 
 NUM_TEST = 128
 CARELESS, CAREFUL = 0.3, 0.9
-"""The part of the guesses that are drawn from the words that agree: in the games, and of the player
-whose guesses are learned on them."""
+"""Fractions of guesses that agree with all replies: in the games, and in the learned player."""
 ROLES = ["<|user|>", "<|assistant|>"]
 QUESTION = "WORDLE"
 PAIRS = [letter + mark for letter in LETTERS for mark in "-YG"]
@@ -45,10 +44,10 @@ class Games:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         marks = [[feedback(guess, word) for word in WORDS] for guess in WORDS]
-        kinds = sorted({each for row in marks for each in row})
-        self.reply_WW = np.array([[kinds.index(each) for each in row] for row in marks])
-        self.letters_WL = np.array([[LETTERS.index(each) for each in word] for word in WORDS])
-        self.marks_KL = np.array([["-YG".index(each) for each in kind] for kind in kinds])
+        kinds = sorted({reply for row in marks for reply in row})
+        self.reply_WW = np.array([[kinds.index(reply) for reply in row] for row in marks])
+        self.letters_WL = np.array([[LETTERS.index(letter) for letter in word] for word in WORDS])
+        self.marks_KL = np.array([["-YG".index(mark) for mark in kind] for kind in kinds])
         self.begin = tokenizer.apply_chat_template(
             [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_dict=False
         )
@@ -73,16 +72,16 @@ class Games:
             agreed.append(agrees_NW / agrees_NW.sum(-1, keepdims=True))
             played.append(goes_N)
             is_free_N = self.rng.random(N) >= CARELESS
-            guess_N = (self.rng.random((N, len(WORDS))) * (agrees_NW | is_free_N[:, None])).argmax(
-                -1
-            )
+            # The largest of random numbers at the allowed words is a uniform draw of one of them.
+            allowed_NW = agrees_NW | is_free_N[:, None]
+            guess_N = (self.rng.random((N, len(WORDS))) * allowed_NW).argmax(-1)
             guessed.append(guess_N)
             at = len(self.begin) + turn * stride
             letters_NL, reply_N = self.letters_WL[guess_N], self.reply_WW[guess_N, words]
-            told_NL = self.pair_ids[3 * letters_NL + self.marks_KL[reply_N]]
-            said_NL, column = self.letter_ids_A[letters_NL], np.ones((N, 1), int)
-            end, user, assistant = (each * column for each in (self.end, self.user, self.assistant))
-            row = np.concatenate([said_NL, end, user, told_NL, end, assistant], 1)
+            reply_ids_NL = self.pair_ids[3 * letters_NL + self.marks_KL[reply_N]]
+            guess_ids_NL, column = self.letter_ids_A[letters_NL], np.ones((N, 1), int)
+            end, user, assistant = (i * column for i in (self.end, self.user, self.assistant))
+            row = np.concatenate([guess_ids_NL, end, user, reply_ids_NL, end, assistant], 1)
             ids[goes_N, at : at + stride] = row[goes_N]
             agrees_NW = agrees_NW & (self.reply_WW[guess_N] == reply_N[:, None])
             goes_N = goes_N & (guess_N != words)
@@ -95,15 +94,15 @@ class Games:
 
     def _of_letters(self, chances_NTW: np.ndarray, guessed_NT: np.ndarray) -> torch.Tensor:
         """Of the distribution of words: that of each letter, given those before it."""
-        left = torch.tensor(chances_NTW, dtype=torch.float32).unflatten(-1, (A,) * LENGTH)
+        remaining = torch.tensor(chances_NTW, dtype=torch.float32).unflatten(-1, (A,) * LENGTH)
         letters_NTL = torch.tensor(self.letters_WL[guessed_NT])
-        found = []
+        letter_chances = []
         for place in range(LENGTH):
-            each = left.flatten(3).sum(-1) if place < LENGTH - 1 else left
-            found.append(each / each.sum(-1, keepdim=True))
+            chances = remaining.flatten(3).sum(-1) if place < LENGTH - 1 else remaining
+            letter_chances.append(chances / chances.sum(-1, keepdim=True))
             picked = one_hot(letters_NTL[..., place], A).bool()
-            left = left[picked].unflatten(0, guessed_NT.shape)
-        return torch.stack(found, 2)
+            remaining = remaining[picked].unflatten(0, guessed_NT.shape)
+        return torch.stack(letter_chances, 2)
 
 
 def main() -> None:
@@ -112,7 +111,7 @@ def main() -> None:
     order = list(range(len(WORDS)))
     random.Random(args.seed).shuffle(order)
     for name, part in (("test", order[:NUM_TEST]), ("train", order[NUM_TEST:])):
-        rows = [json.dumps({"question": QUESTION, "answer": WORDS[each]}) for each in part]
+        rows = [json.dumps({"question": QUESTION, "answer": WORDS[index]}) for index in part]
         (args.out / "data" / f"wordle_{name}.jsonl").write_text("\n".join(rows) + "\n")
 
     tokenizer = make_tokenizer([QUESTION] * 10, PAIRS, CHAT_TEMPLATE, ROLES)

@@ -1,5 +1,4 @@
-"""Pairs: ``python scripts/pairs.py BUFFERS --out FILE``: rows to learn from, out of saved
-rollouts."""
+"""Pairs: ``python scripts/pairs.py BUFFERS --out FILE``: training rows from saved rollouts."""
 
 import sys
 

@@ -1,5 +1,4 @@
-"""Rescore: ``python scripts/rescore.py BUFFER [CONFIG.yaml] [--out FILE]``: saved rollouts get new
-rewards."""
+"""Rescore: ``python scripts/rescore.py BUFFER [CONFIG.yaml] [--out FILE]``: new rewards."""
 
 import sys
 

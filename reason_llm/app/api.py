@@ -24,7 +24,7 @@ ARGUMENTS = {"reward_funcs": "rewards", "train_dataset": "rows", "eval_dataset":
              "args": "config", "model": "config, in model.path"}  # fmt: skip
 """Our names of the arguments of TRL's trainers."""
 ARGUMENT = "argument"
-"""Source of an option in messages where it is an argument of ``train`` or ``evaluate``."""
+"""How messages call an argument of ``train`` or ``evaluate`` that sets an option."""
 ROWS, EVAL_ROWS = f"{PYTHON}rows", f"{PYTHON}eval_rows"
 """Names in the config of rows passed from Python."""
 
@@ -61,7 +61,7 @@ def load_config(
     path: str | Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Config:
     """Load the config in a YAML file; None: the quick start's or, with an override of
-    ``model.path``, one of defaults. ``overrides`` are options by dotted name, such as
+    ``model.path``, the defaults. ``overrides`` are options by dotted name, such as
     ``{"train.learning_rate": 1e-5}``. A config without ``data.train`` is for ``train(config,
     rows=rows)``.
 
@@ -83,7 +83,7 @@ def train(
     rows: RowSequence | None = None,
     eval_rows: RowSequence | None = None,
     watch: Watch | None = None,
-    **others: object,
+    **unknown: object,
 ) -> Summary:
     """Train, or resume a stopped run.
 
@@ -96,33 +96,34 @@ def train(
         eval_rows: replace ``data.eval``.
         watch: receives lines, phases and steps instead of the console. None: the console, and in a
             notebook a plot at the end.
-        others: unknown arguments; the error names ours.
+        unknown: arguments that do not exist; the error names ours.
 
     Raises:
         ReasonError: a problem that the user can fix; all progress is kept.
         Stopped: Ctrl-C or SIGTERM; everything is saved, and the same call resumes the run.
     """
-    for name in others:
+    for name in unknown:
         problem, ours = f"train has no argument {name!r}", ARGUMENTS.get(name)
-        same = f"{problem}; {name} of TRL is {ours} here"
-        raise ConfigError(same if ours else config_file.unknown_key(name, problem))
-    made = _config(config, _overrides(rewards, rows, eval_rows))
-    made = made.with_options({"data": made.data.with_rows(_given(config, rows, eval_rows))})
+        translated = f"{problem}; {name} of TRL is {ours} here"
+        raise ConfigError(translated if ours else config_file.unknown_key(name, problem))
+    run_config = _config(config, _overrides(rewards, rows, eval_rows))
+    data = run_config.data.with_rows(_rows_by_name(config, rows, eval_rows))
+    run_config = run_config.with_options({"data": data})
     with _restored():
         from reason_llm.app.console import Console
 
-        console = Console("quiet" if watch is not None else made.log.console)
-        check_unused(made)
+        console = Console("quiet" if watch is not None else run_config.log.console)
+        check_unused(run_config)
         # Libraries may print while they are imported, so the settings above come first.
         from reason_llm.app.training import run_training
 
         try:
-            values = run_training(made, console if watch is None else watch)
+            values = run_training(run_config, console if watch is None else watch)
         except Stopped:
             (console if watch is None else watch).line("stopped; the same call resumes it")
             raise
-    summary = Summary(values, made.run.directory / str(made.run.name))
-    if watch is None and made.log.console != "quiet":
+    summary = Summary(values, run_config.run.directory / str(run_config.run.name))
+    if watch is None and run_config.log.console != "quiet":
         _show_in_notebook(summary.curves)
     return summary
 
@@ -161,10 +162,11 @@ def evaluate(
     texts = {"model": model, "compare": compare, "which": which, "out": out, "k": k}
     values = {name: [str(value)] for name, value in texts.items() if value is not None}
     if sets is not None:
-        values["sets"] = [str(each) for each in ([sets] if isinstance(sets, str) else sets)]
+        values["sets"] = [str(source) for source in ([sets] if isinstance(sets, str) else sets)]
     switches = {"generate-only"} if generate_only else set()
-    given = {**(overrides or {}), **_overrides(rewards)}
-    line = CommandLine(str(what), given, switches, values, source=ARGUMENT)
+    options = {**(overrides or {}), **_overrides(rewards)}
+    line = CommandLine(str(what), options, switches, values, source=ARGUMENT)
+    # The console sets up logging before libraries are imported, which may log at import.
     with _restored():
         from reason_llm.app.console import Console
 
@@ -213,56 +215,63 @@ def export(
         from reason_llm.app import export as exporting
 
         request = exporting.ExportRequest(
-            Path(source), Path(out), None if base is None else str(base), adapter_only, dtype,
-            exporting.shard_bytes(max_shard_gib), None if rollouts is None else Path(rollouts),
-            push, gguf, run_folder.which_adapter(which),
-        )  # fmt: skip
+            source=Path(source),
+            out=Path(out),
+            base=None if base is None else str(base),
+            adapter_only=adapter_only,
+            dtype=dtype,
+            shard_bytes=exporting.shard_bytes(max_shard_gib),
+            rollouts=None if rollouts is None else Path(rollouts),
+            push=push,
+            gguf=gguf,
+            which=run_folder.which_adapter(which),
+        )
         return exporting.export(request, console)
 
 
 def _overrides(rewards: object, rows: object = None, eval_rows: object = None) -> dict[str, Any]:
-    given = {
+    arguments = {
         "score.rewards": (rewards, rewards),
         "data.train": (rows, ROWS),
         "data.eval": (eval_rows, EVAL_ROWS),
     }
-    return {option: value for option, (named, value) in given.items() if named is not None}
+    return {option: value for option, (passed, value) in arguments.items() if passed is not None}
 
 
-def _given(config: object, rows: Any, eval_rows: Any) -> dict[str, RowSequence]:
+def _rows_by_name(config: object, rows: Any, eval_rows: Any) -> dict[str, RowSequence]:
     """Return the rows by their names in the config."""
     rows_by_name = dict(config.data.given) if isinstance(config, Config) else {}
-    for name, given in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
-        is_counted = isinstance(given, Sized) and isinstance(given, Iterable)
-        if isinstance(given, str | bytes | Mapping) or not (is_counted or given is None):
+    for name, passed in ((ROWS, rows), (EVAL_ROWS, eval_rows)):
+        is_counted = isinstance(passed, Sized) and isinstance(passed, Iterable)
+        if isinstance(passed, str | bytes | Mapping) or not (is_counted or passed is None):
             raise DataError(
-                f"{name} is of type {type(given).__name__}; pass a list of dicts or a "
+                f"{name} is of type {type(passed).__name__}; pass a list of dicts or a "
                 "datasets.Dataset: one split of a DatasetDict, list(rows) of an iterator"
             )
-        if given is not None:
-            rows_by_name[name] = given
+        if passed is not None:
+            rows_by_name[name] = passed
     return rows_by_name
 
 
 def _config(
-    given: Config | Mapping[str, Any] | str | Path | None, overrides: dict[str, Any]
+    source: Config | Mapping[str, Any] | str | Path | None, overrides: dict[str, Any]
 ) -> Config:
     unnamed = Path("config")
-    if isinstance(given, str) and "\n" in given:
-        given = config_file.parse(given, "the config")
-    if given is None or isinstance(given, str | Path):
+    if isinstance(source, str) and "\n" in source:
+        source = config_file.parse(source, "the config")
+    if source is None or isinstance(source, str | Path):
         return config_file.load(
-            None if given is None else Path(given), overrides, overrides_name=ARGUMENT
+            None if source is None else Path(source), overrides, overrides_name=ARGUMENT
         )
-    if isinstance(given, Mapping):
-        return config_file.build(_copied(given), unnamed, overrides, overrides_name=ARGUMENT)
+    if isinstance(source, Mapping):
+        return config_file.build(_copied(source), unnamed, overrides, overrides_name=ARGUMENT)
     if overrides:
-        tree = given.model_dump(mode="json")
-        tree["score"]["rewards"] = list(given.score.rewards)  # with functions given in Python
+        tree = source.model_dump(mode="json")
+        tree["score"]["rewards"] = list(source.score.rewards)  # with functions given in Python
         return config_file.build(tree, unnamed, overrides, overrides_name=ARGUMENT)
-    if given.run.name is None:
-        return given.with_options({"run.name": unnamed.name})
-    return given
+    if source.run.name is None:
+        return source.with_options({"run.name": unnamed.name})
+    return source
 
 
 def _copied(tree: Any) -> Any:

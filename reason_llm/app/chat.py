@@ -4,7 +4,7 @@ The model's text is untrusted: control characters are escaped. vLLM is not used.
 
 import random
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -38,13 +38,19 @@ class ChatOptions(SampleSection):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the random draws. null: a new one each time."""
 
+    def params(self, max_tokens: int, stop: Sequence[str] = ()) -> SamplingParams:
+        """Sampling parameters of one answer of at most ``max_tokens``."""
+        return SamplingParams(
+            1, max_tokens, self.temperature, self.top_k, self.top_p, self.min_p, tuple(stop)
+        )
+
 
 SETTABLE = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed")
 """Options that the command line and the chat set."""
 
 
 class ChatSubject(NamedTuple):
-    """The config that says how the model is prompted and sampled, and the adapter, if any."""
+    """The config for prompts and sampling, and the adapter, if any."""
 
     config: Config
     adapter: Path | None
@@ -63,8 +69,8 @@ def find_subject(
             f"--adapter {adapter} holds no adapter_config.json; name an adapter's folder, such as "
             "runs/quickstart/adapter"
         )
-    for each in (path, adapter or path):
-        run_folder.check_writes(each, "chat")
+    for place in (path, adapter or path):
+        run_folder.check_writes(place, "chat")
     is_config = path.suffix in (".yaml", ".yml")
     if is_config or run_folder.is_run(path):
         config = config_file.load(path) if is_config else run_folder.read_config(path)
@@ -117,9 +123,9 @@ class ChatSession:
         """The messages, without the system prompt."""
 
     def answer(self, text: str) -> Generator[str, None, None]:
-        """Yield the answer to the next message in pieces; closed early, the part so far stays in
-        the conversation. Raises a DataError, before the first piece, if the context cannot take
-        it."""
+        """Yield the answer to the next message in pieces; if closed early, keep the part so far.
+        Raises a DataError before the first piece if the context is full."""
+        # The messages are replaced at the end, so that an error leaves the conversation as it was.
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt = self.renderer.prompt("this conversation", messages, answer="")
         room = self.context_tokens - len(prompt.token_ids)
@@ -128,16 +134,14 @@ class ChatSession:
                 f"this conversation takes {len(prompt.token_ids)} of {self.context_tokens} tokens "
                 "of context, which leaves none for an answer; clear it with /reset"
             )
-        own = self.options
-        params = SamplingParams(
-            1, min(own.max_new_tokens, room), own.temperature, own.top_k, own.top_p, own.min_p,
-            tuple(own.stop),
-        )  # fmt: skip
-        draws = random.Random(None if own.seed is None else f"{own.seed}/chat/{len(messages)}")
+        options = self.options
+        params = options.params(min(options.max_new_tokens, room), options.stop)
+        seed = None if options.seed is None else f"{options.seed}/chat/{len(messages)}"
+        rng = random.Random(seed)
         token_ids: list[int] = []
 
         def sampled() -> Generator[int, None, None]:
-            for token in stream(self.model, prompt, params, draws.getrandbits(63)):
+            for token in stream(self.model, prompt, params, rng.getrandbits(63)):
                 token_ids.append(token)
                 yield token
 
@@ -160,22 +164,22 @@ def text_pieces(
 
     Source: the two offsets of ``detokenize_incrementally`` in vLLM."""
     token_ids: list[int] = []
-    before = shown = 0  # decoding restarts at token before; the text up to token shown is out
+    restart = end = 0  # yielded: the text before token end; decoding restarts at an earlier token
     for token in tokens:
         token_ids.append(token)
-        old, new = spell(token_ids[before:shown]), spell(token_ids[before:])
+        old, new = spell(token_ids[restart:end]), spell(token_ids[restart:])
         if len(new) > len(old) and not new.endswith("\ufffd"):
-            before, shown = shown, len(token_ids)
+            restart, end = end, len(token_ids)
             yield new[len(old) :]
-    if rest := spell(token_ids[before:])[len(spell(token_ids[before:shown])) :]:
-        yield rest
+    if tail := spell(token_ids[restart:])[len(spell(token_ids[restart:end])) :]:
+        yield tail
 
 
-def options_of(subject: ChatSubject, given: Mapping[str, str | None]) -> ChatOptions:
+def options_of(subject: ChatSubject, texts: Mapping[str, str | None]) -> ChatOptions:
     """The run's options, replaced by those on the command line."""
     options = ChatOptions.model_validate(subject.config.sample.model_dump())
     for name in SETTABLE:
-        if (value := given.get(name)) is not None:
+        if (value := texts.get(name)) is not None:
             options = parse_option(options, name, value)
     return options
 
@@ -183,11 +187,11 @@ def options_of(subject: ChatSubject, given: Mapping[str, str | None]) -> ChatOpt
 def parse_option(options: ChatOptions, name: str, value: str) -> ChatOptions:
     """``options`` with one of them set from text; ``null`` unsets it. Raises a ConfigError."""
     try:
-        given = yaml_text.parse(value)
+        parsed = yaml_text.parse(value)
     except ValueError:
-        given = value
+        parsed = value
     try:
-        return ChatOptions.model_validate({**options.model_dump(), name: given})
+        return ChatOptions.model_validate({**options.model_dump(), name: parsed})
     except ValidationError as error:
         option, problem = ChatOptions.model_fields[name], error.errors()[0]["msg"]
         raise ConfigError(
@@ -238,17 +242,17 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _obey(chat: ChatSession, name: str, rest: str) -> str:
+def _obey(chat: ChatSession, name: str, argument: str) -> str:
     """Run a command and return its reply."""
-    rest = rest.strip()
+    argument = argument.strip()
     if name in SETTABLE:
-        if rest:
-            chat.options = parse_option(chat.options, name, rest)
+        if argument:
+            chat.options = parse_option(chat.options, name, argument)
         value = getattr(chat.options, name)
         return f"{name} {'null' if value is None else value}\n"
     if name == "system":
-        if rest:
-            chat.renderer = replace(chat.renderer, system_prompt=system_prompt(rest, ""))
+        if argument:
+            chat.renderer = replace(chat.renderer, system_prompt=system_prompt(argument, ""))
         return f"{chat.renderer.system_prompt or 'there is no system prompt'}\n"
     if name == "adapter" and chat.adapter is None:
         return "there is no adapter; start the chat with a run, or --adapter FOLDER\n"

@@ -3,8 +3,7 @@ number of its quantile bin or as a z-score, so that a policy learns to distingui
 answers and can be asked for a good one.
 
 Source: arXiv:2308.12050, as OpenRLHF wrote it until March 2026 (``conditional_sft_processor`` of
-openrlhf/utils/processor.py); the bins are those of arXiv:2205.13636, whose control tokens are text
-here.
+openrlhf/utils/processor.py); bins: arXiv:2205.13636, with text instead of control tokens.
 """
 
 import math
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 ROWS = (".jsonl", ".csv", ".parquet")
 """Suffixes of files with scored rows; other sources are saved rollouts."""
-KEPT = ("tools", "functions", "chat_template_kwargs", "score")
+COPIED = ("tools", "functions", "chat_template_kwargs", "score")
 """Columns of a scored row that are copied unchanged."""
 _QUESTION = "question-8315"
 
@@ -96,16 +95,16 @@ def scored_rows(file: Path) -> Iterator[dict[str, Any]]:
                 f"{where}: the prompt ends with a message of {example.messages[-1]['role']!r:.60}; "
                 "expected one of the user, which the score is written into"
             )
-        kept = {name: row[name] for name in KEPT if name in row} | {"score": example.value}
+        copied = {name: row[name] for name in COPIED if name in row} | {"score": example.value}
         if example.is_text:
             (prompt,), ((completion,),) = example.messages, example.completions
-            yield {"prompt": prompt["content"], "completion": completion["content"], **kept}
+            yield {"prompt": prompt["content"], "completion": completion["content"], **copied}
             continue
         answered = [
             message | ({"train": False} if number in example.untrained else {})
             for number, message in enumerate(example.completions[0])
         ]
-        yield {"prompt": example.messages, "completion": answered, **kept}
+        yield {"prompt": example.messages, "completion": answered, **copied}
 
 
 def with_text(row: dict[str, Any], text: str) -> dict[str, Any]:
@@ -123,15 +122,15 @@ class QuestionEnd:
     def __init__(self, config: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase") -> None:
         sections = {name: value for name, value in config.items() if name in Config.model_fields}
         try:
-            made = Config.model_validate(sections)
+            config_of_run = Config.model_validate(sections)
         except ValueError as error:
             raise RolloutBufferError(
                 f"the rollouts' config is not one of this version ({one_line(error)[:200]}), so "
                 "where a question ends is unknown; sample them again"
             ) from error
-        self._renderer = renderer_of(made, tokenizer)
-        asked = self._renderer.text("a question", [{"role": "user", "content": _QUESTION}])
-        self._after = asked.rpartition(_QUESTION)[2]
+        self._renderer = renderer_of(config_of_run, tokenizer)
+        rendered = self._renderer.text("a question", [{"role": "user", "content": _QUESTION}])
+        self._after = rendered.rpartition(_QUESTION)[2]
 
     def insert(self, row: dict[str, Any], text: str) -> dict[str, Any] | None:
         """Return the row of a rollout with the text at the end of the question; None if its prompt

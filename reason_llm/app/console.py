@@ -1,10 +1,9 @@
 """Output of a run: lines and, on a terminal, progress bars below them. The only place where logging
 is set up.
 
-What is shown holds words of others: all of it is made printable, and the environment's secrets are
-left out. The bars are rich's, and their number never changes while they are shown: if the height
-changed while another thread prints, a bar would stay on the terminal and a warning above it would
-be erased."""
+Untrusted text is escaped, and the environment's secrets are removed. The number of bars is fixed
+while they are shown: if their height changed while another thread prints, a bar would stay on the
+terminal and a warning above it would be erased."""
 
 import io
 import logging
@@ -36,13 +35,13 @@ from reason_llm.rollout import Group
 from reason_llm.run import Begun, Progress, Record, Watch
 
 REFRESHES_PER_SECOND = 2
-MOST_CELLS = 24
+MAX_NAME_CELLS = 24
 """Width of the run's name before its progress bar."""
 
 
 @contextmanager
 def restored_output() -> Iterator[None]:
-    """After the block, what a ``Console`` sets up for the whole process is as it was before."""
+    """Restore the logging and output settings that a ``Console`` changes for the process."""
     names = ("reason_llm", "bitsandbytes")
     before = [(logger, logger.handlers, logger.level) for logger in map(logging.getLogger, names)]
     output = sys.stdout
@@ -62,7 +61,7 @@ class Console(Watch):
 
     Args:
         mode: ``auto`` (bars on a terminal), ``plain`` (lines only) or ``quiet`` (warnings only).
-        clock: seconds, from which the bars' speed and time left are made.
+        clock: seconds, for the bars' speed and time left.
     """
 
     def __init__(self, mode: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,7 +80,7 @@ class Console(Watch):
         self._last_step = 0
         self._recent = deque[Record](maxlen=lines.RECENT_STEPS)
         self._judged_by = "accuracy"
-        # On import it tells of CPU kernels that are nowhere asked for.
+        # Its import warns about missing CPU kernels, which nothing here uses.
         logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         logger = logging.getLogger("reason_llm")
         logger.handlers = [_Lines(self._rich)]
@@ -99,7 +98,7 @@ class Console(Watch):
         self._recent = deque(begun.records, maxlen=lines.RECENT_STEPS)
         with self._shown("loading", 0) as bars:
             name, end = _safe(begun.name), self._end()
-            bars.add_task("step", total=begun.last_step, completed=begun.step, told=name, end=end)
+            bars.add_task("step", total=begun.last_step, completed=begun.step, note=name, end=end)
             bars.start()
             yield
 
@@ -107,42 +106,42 @@ class Console(Watch):
         """Print the line of a step and move the run's bar; the group is not shown."""
         self._recent.append(record)
         if "time/learning_seconds" in record or "score/reward" in record:
-            left = "" if self._live else lines.left(self._recent, self._last_step)
+            time_left = "" if self._live else lines.left(self._recent, self._last_step)
             line = lines.of_step(record, self._last_step, self._judged_by)
-            self.line(f"{line}  {left}".rstrip())
-        elif told := lines.judged(record, self._judged_by):
-            self.line(f"before training: {', '.join(told)}")
+            self.line(f"{line}  {time_left}".rstrip())
+        elif measurements := lines.judged(record, self._judged_by):
+            self.line(f"before training: {', '.join(measurements)}")
         if self._bars is not None:
             run = self._bars.task_ids[-1]
             self._bars.update(run, completed=record["step"], end=self._end(), refresh=True)
 
     def _end(self) -> float | None:
-        """When the run is expected to end, by the clock; None if nothing is known."""
+        """Expected end of the run on the clock; None if unknown."""
         seconds = lines.seconds_left(self._recent, self._last_step)
         return None if seconds is None else self._clock() + seconds
 
     @contextmanager
     def phase(self, name: str, total: int) -> Iterator[Progress]:
-        """A bar over ``total`` items, 0 if nobody knows how many: above the run's or, outside of a
-        run, alone; call what it yields with (tokens, items) done."""
+        """Show a bar of ``total`` items (0: unknown); yield a function to call with the tokens and
+        items done."""
         if self._bars is None:
             with self._shown(name, total) as bars:
                 bars.start()
                 yield _advance(bars)
             return
         self._bars.tasks[0].total = total or None
-        self._bars.reset(self._bars.task_ids[0], description=name, told="")
+        self._bars.reset(self._bars.task_ids[0], description=name, note="")
         yield _advance(self._bars)
 
     @contextmanager
     def _shown(self, phase: str, total: int) -> Iterator[Bars]:
-        """Bars with that of a phase, to be started by the caller."""
-        one_line, narrow = Column(no_wrap=True), Column(no_wrap=True, max_width=MOST_CELLS)
+        """Create the bars with that of a phase; the caller starts them."""
+        one_line, narrow = Column(no_wrap=True), Column(no_wrap=True, max_width=MAX_NAME_CELLS)
         bars = Bars(
             TextColumn("[bold]{task.description}", table_column=one_line),
             BarColumn(bar_width=None),
             MofNCompleteColumn(table_column=one_line),
-            TextColumn("{task.fields[told]}", markup=False, table_column=narrow),
+            TextColumn("{task.fields[note]}", markup=False, table_column=narrow),
             _TimeLeft(compact=True, elapsed_when_finished=True, table_column=one_line),
             console=self._rich,
             refresh_per_second=REFRESHES_PER_SECOND,
@@ -152,7 +151,7 @@ class Console(Watch):
             disable=not self._live,
             expand=True,
         )
-        bars.add_task(phase, total=total or None, told="")
+        bars.add_task(phase, total=total or None, note="")
         self._bars = bars
         try:
             yield bars
@@ -162,15 +161,15 @@ class Console(Watch):
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """Time left: of a phase by its speed, of the run, which knows its ``end``, until then."""
+    """Time left: until ``end`` if the task has one, else by its speed."""
 
     def render(self, task: Task) -> Text:
         """Format a duration as ``01:10``."""
         if task.finished or "end" not in task.fields:
             return super().render(task)
         end = task.fields["end"]
-        left = "--:--" if end is None else timedelta(seconds=max(0, round(end - task.get_time())))
-        return Text(str(left).removeprefix("0:"), style="progress.remaining")
+        text = "--:--" if end is None else timedelta(seconds=max(0, round(end - task.get_time())))
+        return Text(str(text).removeprefix("0:"), style="progress.remaining")
 
 
 def _advance(bars: Bars) -> Progress:
@@ -181,7 +180,7 @@ def _advance(bars: Bars) -> Progress:
         nonlocal tokens_done
         tokens_done += tokens
         speed = f"{tokens_done / max(phase.elapsed or 0.0, 1e-9):,.0f} tokens/s"
-        bars.update(phase.id, advance=items, told=speed if tokens_done else "")
+        bars.update(phase.id, advance=items, note=speed if tokens_done else "")
 
     return advance
 
@@ -191,8 +190,7 @@ def _safe(text: str) -> str:
 
 
 class _Output(RichConsole):
-    """Standard output that survives the end of its reader and a terminal that hung up: the run
-    continues, with its warnings on standard error."""
+    """Standard output; if its reader or terminal is gone, warnings go to standard error."""
 
     is_closed = False
 

@@ -1,5 +1,5 @@
-"""Report on all data that a config names (``--data-check``), and a call of the user's rewards. No
-weight is read and no program is run."""
+"""Report on a config's data (``--data-check``), and a trial call of the user's rewards, without
+reading weights or running programs."""
 
 import statistics
 from collections.abc import Callable, Collection, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NUM_ERRORS_SHOWN = 10
-MOST_SHOWN_TOKENS = 1000
+MAX_SHOWN_TOKENS = 1000
 """Tokens of one part of a row that are shown."""
 
 
@@ -47,8 +47,8 @@ class DataReport:
 
 
 def check_data(config: Config, mistakes: list[ReasonError]) -> DataReport:
-    """Check the options as ``check_options`` does, and read, render and count all rows. The report
-    is empty where they cannot be read for a mistake."""
+    """Check the options as ``check_options`` does, and read, render and count all rows. If a
+    mistake makes the rows unreadable, the report is empty."""
     quiet_libraries()
     config, columns, _ = check_options(config, mistakes)
     try:
@@ -56,7 +56,7 @@ def check_data(config: Config, mistakes: list[ReasonError]) -> DataReport:
     except ReasonError as error:
         mistakes.append(error)
         return DataReport([], 0, [])
-    mistakes[:] = [each for each in mistakes if printable(str(each)) not in report.errors]
+    mistakes[:] = [mistake for mistake in mistakes if printable(str(mistake)) not in report.errors]
     return report
 
 
@@ -74,6 +74,7 @@ def _check_rows(
     except RewardError as error:
         mistakes.append(error)
     lines = _lines_of_sets(data) + _line_of_judge(config, data)
+    # Reading the rows may note further errors, so these are counted last.
     if config.data.is_offline:
         lines += _lines_of_rows(data, ends, tokenizer, faults)
     else:
@@ -103,8 +104,8 @@ def _try_rewards(config: Config, data: Data, tokenizer: "PreTrainedTokenizerBase
 def _lines_of_sets(data: Data) -> list[str]:
     lines, total = [], sum(data.weights)
     for data_set, weight in zip(data.training, data.weights, strict=True):
-        what = "prompts" if data_set.is_asked else "rows"
-        share = f", {weight / total:.1%} of the {what}" if len(data.weights) > 1 else ""
+        item_name = "prompts" if data_set.is_asked else "rows"
+        share = f", {weight / total:.1%} of the {item_name}" if len(data.weights) > 1 else ""
         lines += _described(f"train {data_set.source}{share}", data_set)
     if data.held_out_rows is not None:
         lines += _described(f"held out {data.held_out_rows.source}", data.held_out_rows)
@@ -117,38 +118,38 @@ def _lines_of_sets(data: Data) -> list[str]:
 
 
 def _line_of_judge(config: Config, data: Data) -> list[str]:
-    """The reward that judges, and the form of an answer that it reads if the system prompt does not
-    ask for it, nor a prompt. Without a system prompt the model is trusted to know the form."""
+    """The reward that scores answers, and the form of an answer that it needs if neither the system
+    prompt nor a prompt asks for it. Without a system prompt, the model should know the form."""
     prompts = data.prompts or data.held_out_prompts
     if not prompts or not config.judges_answers:
         return []
     first, system = config.score.rewards[0], config.data.system_prompt
     line = f"judged by {first.key}, the first of score.rewards"
     mark = None if system == "none" else unasked_form(system, first.kind)
-    if mark is None or player_of(config) is not None:  # which may ask in prompts of its own
+    if mark is None or player_of(config) is not None:  # an environment may ask for it
         return [line]
     if any(mark in prompt.text for prompt in _some(prompts)):
         return [line]
-    where = "neither data.system_prompt nor the first, the middle or the last prompt"
-    return [f"{line}; {where} asks for {mark}"]
+    places = "neither data.system_prompt nor the first, the middle or the last prompt"
+    return [f"{line}; {places} asks for {mark}"]
 
 
 def _described(title: str, data_set: DataSet) -> list[str]:
     rows = data_set.units.lengths
-    taken = len(data_set.prompts) + len({unit[0].name for unit in data_set.units})
-    counts = f"{title}: {data_set.num_rows} rows, {taken} taken"
-    if len(rows) > taken:
+    num_used = len(data_set.prompts) + len({unit[0].name for unit in data_set.units})
+    counts = f"{title}: {data_set.num_rows} rows, {num_used} taken"
+    if len(rows) > num_used:
         counts += f" as {len(rows)} rows of tokens"
     lines = [counts + (f"; {data_set.left_out}" if data_set.dropped else "")]
     lines += [f"  {line}" for line in (*data_set.origins, *data_set.readings)]
     lines += [f"  {error}" for error in data_set.skipped]
-    for what, lengths in (
+    for kind, lengths in (
         ("prompt", data_set.prompts.lengths.tolist()),
         ("row", rows.tolist()),
         ("learned", [sum(row.trained) for unit in data_set.units for row in unit]),
     ):
         if lengths:
-            lines.append(f"  {what} tokens: {_spread(lengths)}")
+            lines.append(f"  {kind} tokens: {_spread(lengths)}")
     return lines
 
 
@@ -176,25 +177,26 @@ def _some(items: Sequence[T]) -> list[T]:
 
 
 def _shown_row(row: TokenRow, side: str, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """The row's text in parts, each either read only or learned; ``side`` is of a pair."""
+    """The row's text in parts, each either read or learned; ``side`` is for a pair."""
     value = f", value {row.value:g}" if row.value else ""
     lines = [f"--- {', '.join(filter(None, (row.name, side)))}, {len(row.ids)} tokens{value}"]
     for is_learned, part in groupby(zip(row.ids, row.trained, strict=True), itemgetter(1)):
-        ids = [each for each, _ in part]
+        ids = [token_id for token_id, _ in part]
         if is_learned:
             lines.append(f"--- learned, {len(ids)} tokens:")
         elif len(lines) > 1:
             lines.append(f"--- read, {len(ids)} tokens:")
-        lines.append(tokenizer.decode(ids[:MOST_SHOWN_TOKENS], clean_up_tokenization_spaces=False))
-        if len(ids) > MOST_SHOWN_TOKENS:
-            lines.append(f"… and {len(ids) - MOST_SHOWN_TOKENS} tokens more")
+        lines.append(tokenizer.decode(ids[:MAX_SHOWN_TOKENS], clean_up_tokenization_spaces=False))
+        if len(ids) > MAX_SHOWN_TOKENS:
+            lines.append(f"… and {len(ids) - MAX_SHOWN_TOKENS} tokens more")
     return lines
 
 
 def _spread(lengths_tokens: Sequence[int]) -> str:
-    ordered = sorted(lengths_tokens)
+    ordered, mean = sorted(lengths_tokens), statistics.mean(lengths_tokens)
     p95 = ordered[-(-95 * len(ordered) // 100) - 1]  # the nearest rank
-    return f"min {ordered[0]}, median {statistics.median(ordered):g}, p95 {p95}, max {ordered[-1]}"
+    middle = f"mean {mean:.1f}, median {statistics.median(ordered):g}"
+    return f"min {ordered[0]}, {middle}, p95 {p95}, max {ordered[-1]}"
 
 
 def _shown_prompts(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
@@ -208,6 +210,6 @@ def _shown_prompts(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str
             f"--- {answer}",
         ]
         for name, prompts in data.reader_prompts.items():
-            if (asked := prompts.get(prompt.token_ids)) is not None:
-                lines += [f"--- the {name} is asked:", *decode(tokenizer, [asked])]
+            if (reader_prompt := prompts.get(prompt.token_ids)) is not None:
+                lines += [f"--- the {name} is asked:", *decode(tokenizer, [reader_prompt])]
     return lines

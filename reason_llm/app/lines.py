@@ -19,8 +19,8 @@ PHASES = ("sampling", "scoring", "learning", "evaluation")
 
 
 def of_step(record: Record, last_step: int, judged_by: str) -> str:
-    """``step 1/60  reward 0.238  sampling 0.3 s (17,933 tokens/s)  learning 0.4 s``; of a stage
-    that samples nothing ``step 1/40  loss 1.234  epoch 0.02  learning 0.4 s``."""
+    """``step 1/60  reward 0.238  sampling 0.3 s (17,933 tokens/s)  learning 0.4 s``, or without
+    sampling ``step 1/40  loss 1.234  epoch 0.02  learning 0.4 s``."""
     parts = [f"step {record['step']:.0f}/{last_step}"]
     if "score/reward" in record:
         parts.append(f"reward {record['score/reward']:.3f}")
@@ -47,26 +47,26 @@ def of_stopped(run: Path) -> str | None:
     """Return the next commands for a run that a signal ended; None if it saved nothing."""
     if not (run / "metrics.jsonl").is_file():
         return None
-    told = f"what is saved can be used now: {command('report')} {run}"
+    text = f"what is saved can be used now: {command('report')} {run}"
     with suppress(CheckpointError):
         policy = run_folder.find_adapter(run)
         if not (policy / run_folder.SCORE_HEAD).is_file():
-            told += f", {command('chat')} {run}"
-        told += f", {command('export')} {run} --out FOLDER"
-    return told
+            text += f", {command('chat')} {run}"
+        text += f", {command('export')} {run} --out FOLDER"
+    return text
 
 
 def seconds_left(records: Sequence[Record], last_step: int) -> float | None:
     """Expected seconds to the last step, from the median of the recent steps; None before two."""
     key = "time/total_seconds"
-    known = [each[key] for each in records if each["step"] and key in each]
-    if len(known) < 2:
+    durations = [record[key] for record in records if record["step"] and key in record]
+    if len(durations) < 2:
         return None
-    return median(known[-RECENT_STEPS:]) * max(0, last_step - records[-1]["step"])
+    return median(durations[-RECENT_STEPS:]) * max(0, last_step - records[-1]["step"])
 
 
 def left(records: Sequence[Record], last_step: int) -> str:
-    """``about 12 min left``; empty where there is nothing left, or nothing known."""
+    """``about 12 min left``; empty at the end, or if unknown."""
     seconds = seconds_left(records, last_step) or 0.0
     hours, minutes = divmod(round(seconds / 60), 60)
     if seconds >= 90:
@@ -76,7 +76,7 @@ def left(records: Sequence[Record], last_step: int) -> str:
 
 def watched(record: Record) -> list[str]:
     """The numbers that show the progress of a stage and of its readers."""
-    shown = {
+    formats = {
         "train/margin": "margin {:.3g}",
         "train/chosen_log_ratio": "log-ratio chosen {:+.2f}",
         "train/rejected_log_ratio": "rejected {:+.2f}",
@@ -84,7 +84,7 @@ def watched(record: Record) -> list[str]:
         "train/kl_per_completion": "KL of a completion {:.3g}",
         "data/epoch": "epoch {:.2f}",
     }
-    texts = [text.format(record[key]) for key, text in shown.items() if key in record]
+    texts = [text.format(record[key]) for key, text in formats.items() if key in record]
     for name, reader in READERS.items():
         if reader.learns and f"{name}/loss" in record and "train/loss" not in record:
             texts.append(f"the {name} alone learns")
@@ -98,14 +98,13 @@ def judged(record: Record, judged_by: str) -> list[str]:
         if key in record:
             texts.append(f"{name} {record[key]:.4g}")
     if "eval/pair_accuracy" in record:
-        told = pairs(record["eval/pair_accuracy"], record.get("eval/pairs"))
-        texts.append(f"held-out pairs {told}")
+        accuracy_text = pairs(record["eval/pair_accuracy"], record.get("eval/pairs"))
+        texts.append(f"held-out pairs {accuracy_text}")
     return texts
 
 
 def pairs(accuracy: float, count: float | None) -> str:
-    """``95.0% (90.2% to 97.5%)``: accuracy of pairs with its 95 % interval, if they were
-    counted."""
+    """``95.0% (90.2% to 97.5%)``: accuracy of pairs, with its 95 % interval for a ``count``."""
     if count is None:
         return f"{accuracy:.1%}"
     interval = wilson(accuracy, count)
@@ -113,22 +112,22 @@ def pairs(accuracy: float, count: float | None) -> str:
 
 
 def accuracy(record: Record, judged_by: str) -> str:
-    """Held-out accuracy with its number of problems, of samples with its 95 % interval, and that of
-    each named set; of another first reward its mean."""
+    """Held-out accuracy, or mean of another first reward: with its number of problems, its 95 %
+    interval if samples were drawn, and each named set."""
 
     def of(place: str, value: float) -> str:
         return f"{mean_score(value, judged_by)}{on(record.get(f'{place}/problems', 0))}"
 
     sets = metrics.accuracies(record).items()
-    named = ", ".join(f"{name} {of(f'eval/{name}', value)}" for name, value in sets)
+    set_accuracies = ", ".join(f"{name} {of(f'eval/{name}', value)}" for name, value in sets)
     value = of("eval", record["eval/accuracy"])
-    told = [named] if named else []
+    details = [set_accuracies] if set_accuracies else []
     if "eval/accuracy_low" in record:
         ends = [mean_score(record[f"eval/accuracy_{end}"], judged_by) for end in ("low", "high")]
-        told.insert(0, f"{' to '.join(ends)}, {mean_of(record['eval/samples'])}")
+        details.insert(0, f"{' to '.join(ends)}, {mean_of(record['eval/samples'])}")
     if "eval/pass_at_k" in record:
-        told.insert(1, f"pass@{record['eval/samples']:.0f} {record['eval/pass_at_k']:.1%}")
-    return f"held-out {judged_by} {value}" + (f" ({'; '.join(told)})" if told else "")
+        details.insert(1, f"pass@{record['eval/samples']:.0f} {record['eval/pass_at_k']:.1%}")
+    return f"held-out {judged_by} {value}" + (f" ({'; '.join(details)})" if details else "")
 
 
 def on(num_problems: float) -> str:
@@ -171,15 +170,13 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
         lines.append(f"best: {Best(**best)}{place}")
     if summary.get("ended_early"):
         lines.append(summary["ended_early"])
-    lines.append(
-        "memory: "
-        + ", ".join(
-            f"{phase} {summary[f'{phase}_peak_gib']:.2f} GiB "
-            f"({summary[f'{phase}_planned_gib']:.2f} planned)"
-            for phase in ("sampling", "learning")
-            if summary[f"{phase}_planned_gib"] and summary[f"{phase}_peak_gib"]
-        )
-    )
+    peaks = [  # a phase that did not run has neither
+        f"{phase} {summary[f'{phase}_peak_gib']:.2f} GiB "
+        f"({summary[f'{phase}_planned_gib']:.2f} planned)"
+        for phase in ("sampling", "learning")
+        if summary[f"{phase}_planned_gib"] and summary[f"{phase}_peak_gib"]
+    ]
+    lines.append(f"memory: {', '.join(peaks)}")
     if did := summary.get("replicas"):
         lines += installation.slice_for("replicas.entry_points", "what each replica did").lines(did)
     phases = {each: summary[f"{each}_seconds"] for each in PHASES}

@@ -60,7 +60,8 @@ def check_options(
     check(lambda: trackers.check_installed(config.log.trackers))
     check(lambda: processes.processes_of(config))
     check(lambda: check_writable(config.run.directory / str(config.run.name)))
-    check(lambda: table.extend(_planned(config, is_whole)))
+    lines = table if not wrong else []  # without the rewards the plan would differ
+    check(lambda: lines.extend(_planned(config, is_whole and not wrong)))
     return config.with_options(without), columns, table
 
 

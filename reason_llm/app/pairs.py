@@ -3,10 +3,9 @@ demonstrations, whose prompts contain their score (``app.conditioned``).
 
     {"prompt", "chosen", "rejected", "prompt_ids", "chosen_ids", "rejected_ids", "tokenizer", ...}
 
-Beside its texts each row has the token ids that were sampled, and the digest of their tokenizer, so
-that a run learns the very tokens that the policy wrote. A completion that ended with a string of
-``sample.stop`` gets an end token. One that was cut off is never a good one, because a policy would
-learn never to stop; it may be the rejected side."""
+Each row also has the sampled token ids and the digest of their tokenizer, so that a run learns the
+tokens that the policy wrote. A completion that ended with a string of ``sample.stop`` gets an end
+token. A truncated one may only be the rejected side, or a policy would learn never to stop."""
 
 import hashlib
 import logging
@@ -39,7 +38,7 @@ Sides = tuple[Completion, ...]
 
 
 @dataclass(slots=True)
-class Written:
+class PairCounts:
     """Counts of the written rows."""
 
     form: PairForm
@@ -71,7 +70,7 @@ def write_pairs(
     form: PairForm,
     section: PairsSection,
     model: str | None = None,
-) -> Written:
+) -> PairCounts:
     """Write the rows that ``section`` selects from saved rollouts, one JSON object per line.
 
     Args:
@@ -92,33 +91,33 @@ def write_pairs(
         else:
             paths += _buffers(source)
     quiet_libraries()
-    maker: _Maker | None = None
+    builder: _RowBuilder | None = None
     if rows and (section.reward or section.per_prompt or (model and not paths)):
         raise ConfigError(
             "reward, per_prompt and --model are of rollouts, and scored rows have none; leave them "
             "out"
         )
     prompts = {_digest(row["prompt"]) for row in rows}
-    written = Written(form, target, prompts=prompts, scored_rows=len(rows))
+    written = PairCounts(form, target, prompts=prompts, scored_rows=len(rows))
     ends = dict[str, QuestionEnd]()
     for path in paths:
         document = read_document(path)
         warn_of_another(path, document, None)
-        named = _model_of(path, document)
-        if maker is None:
-            maker = _Maker(way, section, model or named, written)
+        sampler = _model_of(path, document)
+        if builder is None:
+            builder = _RowBuilder(way, section, model or sampler, written)
         # Rows hold token ids, which are of one tokenizer.
-        elif model is None and named != maker.model:
+        elif model is None and sampler != builder.model:
             raise RolloutBufferError(
-                f"{path} was sampled by {named}, and the first buffer by {maker.model}; name "
+                f"{path} was sampled by {sampler}, and the first buffer by {builder.model}; name "
                 "buffers of one model"
             )
         written.buffers += 1
         origin = f"{document.run.name}, step {document.step}"
-        made = [row for group in document.groups for row in maker.rows(group, origin)]
+        new_rows = [row for group in document.groups for row in builder.rows(group, origin)]
         if form == "conditioned" and document.run.id not in ends:
-            ends[document.run.id] = QuestionEnd(document.run.config, maker.tokenizer)
-        rows += [row | {"run": document.run.id} for row in made] if ends else made
+            ends[document.run.id] = QuestionEnd(document.run.config, builder.tokenizer)
+        rows += [row | {"run": document.run.id} for row in new_rows] if ends else new_rows
     if form == "conditioned":
         rows = _conditioned(rows, section, ends, written)
     lines = [orjson.dumps(row) + b"\n" for row in rows]
@@ -136,10 +135,10 @@ def write_pairs(
 def _model_of(path: Path, document: Document) -> str:
     """Return the model that sampled a buffer. Raises RolloutBufferError if it does not say."""
     section = document.run.config.get("model")
-    named = section.get("path") if isinstance(section, dict) else None
-    if not isinstance(named, str):
+    name = section.get("path") if isinstance(section, dict) else None
+    if not isinstance(name, str):
         raise RolloutBufferError(f"{path} does not say which model sampled it; name it by --model")
-    return named
+    return name
 
 
 def _buffers(source: Path) -> list[Path]:
@@ -150,8 +149,8 @@ def _buffers(source: Path) -> list[Path]:
         logger.warning(
             "%s lacks %d of its %d steps, the first is step %d: no rows are made of them; to keep "
             "all, raise run.keep_buffers_gib",
-            source, missing, missing + len(files), first,
-        )  # fmt: skip
+            *(source, missing, missing + len(files), first),
+        )
     return files
 
 
@@ -159,25 +158,25 @@ def _conditioned(
     rows: Sequence[dict[str, Any]],
     section: PairsSection,
     ends: Mapping[str, QuestionEnd],
-    written: Written,
+    written: PairCounts,
 ) -> list[dict[str, Any]]:
     """Return the rows with their scores in their prompts; rows of rollouts name their ``run``."""
     condition = conditioned.fit([row["score"] for row in rows], section)
-    found = []
+    conditioned_rows = []
     for row in rows:
         text, run = condition.text(row["score"]), row.pop("run", None)
         changed = conditioned.with_text(row, text) if run is None else ends[run].insert(row, text)
         if changed is None:
             written.left_out["whose prompt does not end as the chat template's do"] += 1
         else:
-            found.append(changed)
-    return found
+            conditioned_rows.append(changed)
+    return conditioned_rows
 
 
-class _Maker:
+class _RowBuilder:
     """State of the selection."""
 
-    def __init__(self, way: str, section: PairsSection, model: str, written: Written) -> None:
+    def __init__(self, way: str, section: PairsSection, model: str, written: PairCounts) -> None:
         self.form, self.way, self.section = written.form, way, section
         self.model, self.written = model, written
         self.tokenizer = load_tokenizer(model)
@@ -210,19 +209,19 @@ class _Maker:
                 yield self._row(group, sides, values, is_right, source)
 
     def _usable(self, group: Group) -> Group:
-        """The group without what cannot be learned, each completion with an end token; whole
-        answers come first, so that of equal ones they are chosen."""
+        """The completions that can be learned, with end tokens; truncated ones come last, so that
+        of equal rewards a whole one is chosen."""
         ended = []
-        for each in sorted(group.completions, key=lambda each: each.finish_reason == "length"):
-            if max(each.token_ids) >= len(self.tokenizer):
+        for answer in sorted(group.completions, key=lambda c: c.finish_reason == "length"):
+            if max(answer.token_ids) >= len(self.tokenizer):
                 self.written.left_out["with tokens beyond the tokenizer's"] += 1
                 continue
-            if each.spans:
+            if answer.spans:
                 self.written.left_out["of several turns"] += 1
                 continue
-            if each.finish_reason != "length" and each.token_ids[-1] not in self.ends:
-                each = replace(each, token_ids=(*each.token_ids, self.tokenizer.eos_token_id))
-            ended.append(each)
+            if answer.finish_reason != "length" and answer.token_ids[-1] not in self.ends:
+                answer = replace(answer, token_ids=(*answer.token_ids, self.tokenizer.eos_token_id))
+            ended.append(answer)
         return replace(group, completions=tuple(ended))
 
     def _chosen(self, group: Group) -> Iterator[tuple[Sides, tuple[float, ...]]]:
@@ -254,7 +253,7 @@ class _Maker:
                 is_right = partial(selection.reaches, minimum=section.threshold)
                 rights = [[is_right(rewards[i]) for i in place] for place in places]
                 places = places if rights == [[True, False]] else []
-        for place in places:
+        for place in places:  # equal texts teach no preference
             sides = tuple(group.completions[i] for i in place)
             if len({side.text for side in sides}) == len(sides):
                 yield sides, tuple(rewards[i] for i in place)
@@ -300,35 +299,34 @@ def write_pairs_once(
     model: str | None = None,
 ) -> str:
     """Write the rows of ``write_pairs`` unless the same rows exist, and return the line to print.
-    ``<target>.rows.json`` holds their origin: options, and digests of rollouts and rows; for
-    deleted rollouts, the digests there are used."""
+    ``<target>.rows.json`` has their options and digests, also of rollouts deleted since."""
     if target.suffix != ".jsonl":
         raise ConfigError(f"--out {target} is not a .jsonl file, which data.train reads; rename it")
-    record, known = target.with_suffix(".rows.json"), dict[str, Any]()
+    record, recorded = target.with_suffix(".rows.json"), dict[str, Any]()
     with suppress(OSError, ValueError):
-        known = read_object(record)
-    noted = known.get("rollouts")
-    noted = noted if isinstance(noted, dict) else {}
+        recorded = read_object(record)
+    known = recorded.get("rollouts")
+    known = known if isinstance(known, dict) else {}
     origin = {
         "form": form,
         "model": model,
         "pairs": section.model_dump(mode="json"),
-        "rollouts": {str(each): _files_digest(each) or noted.get(str(each)) for each in sources},
+        "rollouts": {str(path): _files_digest(path) or known.get(str(path)) for path in sources},
     }
     if os.path.lexists(target):
-        if known == {**origin, "rows_sha256": _file_digest(target)}:
+        if recorded == {**origin, "rows_sha256": _file_digest(target)}:
             return f"{target} holds these rows already"
         raise WriteError(
             f"{target} exists and is not what was written from {', '.join(map(str, sources))} with "
             "these options; remove it to write the rows again, or name another file with --out"
         )
-    made = target.with_name(f".{target.name}.made")
-    written = write_pairs(sources, made, form, section, model)
+    partial_file = target.with_name(f".{target.name}.made")
+    written = write_pairs(sources, partial_file, form, section, model)
     written.path = target
     # The record comes first: after a kill between the two, the rows are made again.
-    content = {**origin, "rows_sha256": _file_digest(made)}
+    content = {**origin, "rows_sha256": _file_digest(partial_file)}
     write_atomically(record, orjson.dumps(content, option=orjson.OPT_INDENT_2))
-    made.replace(target)
+    partial_file.replace(target)
     return written.line
 
 

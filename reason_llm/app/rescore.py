@@ -1,5 +1,4 @@
-"""New rewards and advantages for saved rollouts, to compare rewards or algorithms on the same
-rollouts."""
+"""New rewards and advantages for saved rollouts, to compare rewards or algorithms on them."""
 
 import os
 import uuid
@@ -18,9 +17,8 @@ from reason_llm.train import with_advantages
 
 
 def rescore(document: Document, config: Config, source: Path) -> Document:
-    """The rollouts of ``document``, read from ``source``, with rewards of ``config.score`` and the
-    advantages of ``config.algorithm``; raises a ReasonError if a reward needs a model, or what the
-    rollouts were saved without."""
+    """The rollouts with rewards of ``config.score`` and advantages of ``config.algorithm``. Raises
+    a ReasonError if a reward needs a model, or data that the rollouts were saved without."""
     for key, options in config.score.by_readers.items():
         raise ConfigError(
             f"score.rewards has the {options.title} {key}, and rescore loads no model; leave it "
@@ -68,11 +66,11 @@ def _check(groups: Sequence[Group], columns: set[str], source: Path) -> None:
             f"{source} has groups of {sizes} completions, and all must have as many; name another "
             "buffer"
         )
-    columns = {each for each in columns if not each.endswith(MAY_LACK)}
+    columns = {name for name in columns if not name.endswith(MAY_LACK)}
     for group in groups:
         if missing := sorted(columns - set(group.prompt.extra)):
             names = {ROW: "its row", CHAT: "its messages"}
-            without = " and ".join(names.get(each, f"the column {each!r}") for each in missing)
+            without = " and ".join(names.get(name, f"the column {name!r}") for name in missing)
             raise RolloutBufferError(
                 f"{source}: {group.prompt.id!r} was saved without {without}, which a reward "
                 "asks for; take a reward that needs no more than the answer"

@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,16 @@ from reason_llm.model import adapters, base, default_device, load_tokenizer, pos
 from reason_llm.model.vllm import MAX_LORA_RANKS
 from reason_llm.rollout import Completion, FinishReason, Prompt
 from reason_llm.run.store import folder as run_folder
-from reason_llm.sample import SamplingParams, openai_api, stream
+from reason_llm.sample import openai_api, stream
 
 KEY = "REASON_LLM_API_KEY"
 """Environment variable of the key that each request must have."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-MOST_WAITING = 256
-MOST_PROMPTS = 128
-MOST_TOP = 20
+MAX_WAITING_REQUESTS = 256
+MAX_PROMPTS = 128
+MAX_LOGPROBS = 20
 """Limit of the likeliest tokens that are reported for each position."""
-SCORED_AT_ONCE = 256
+MAX_SCORED_POSITIONS = 256
 """Number of positions whose logits are in memory at once."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 CHAT, TEXT, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
@@ -62,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ApiRequest:
     """A parsed and checked request."""
 
     model: str
@@ -111,12 +112,12 @@ class PolicyServer:
     def app(self) -> web.Application:
         """The application, not yet listening."""
         app = web.Application(client_max_size=openai_api.MAX_BYTES)
-        app.router.add_get(MODELS, self._answered(self._models))
+        app.router.add_get(MODELS, self._handler(self._models))
         for path in (*openai_api.FORMS, TEXT):
-            app.router.add_post(path, self._answered(self._completions))
+            app.router.add_post(path, self._handler(self._completions))
         return app
 
-    def _answered(self, handler: Callable[[web.Request], Any]) -> Any:
+    def _handler(self, handler: Callable[[web.Request], Any]) -> Any:
         async def handle(request: web.Request) -> web.StreamResponse:
             """Answer, or say why not in OpenAI's JSON; no error ends the server."""
             try:
@@ -143,91 +144,89 @@ class PolicyServer:
             raise web.HTTPMisdirectedRequest(text=f"ask for {min(self.hosts)}")
         if request.method == "POST" and request.content_type != "application/json":
             raise web.HTTPUnsupportedMediaType(text="send application/json")
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if self.key and not hmac.compare_digest(given.encode(), self.key.encode()):
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if self.key and not hmac.compare_digest(key.encode(), self.key.encode()):
             raise web.HTTPUnauthorized(text=f"the key is not that of the server's {KEY}")
 
     async def _models(self, request: web.Request) -> web.Response:
-        models = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "reason_llm",
-             "max_model_len": self.chat.context_tokens}
-            for name in self.names
-        ]  # fmt: skip
+        common = {"object": "model", "created": 0, "owned_by": "reason_llm"}
+        common["max_model_len"] = self.chat.context_tokens
+        models = [{"id": name, **common} for name in self.names]
         return web.json_response({"object": "list", "data": models})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = openai_api.body_of(await request.read())
-        if self._waiting >= MOST_WAITING:
-            raise web.HTTPServiceUnavailable(text=f"{MOST_WAITING} requests wait already")
-        asked = self._asked(body, request.path)
+        if self._waiting >= MAX_WAITING_REQUESTS:
+            raise web.HTTPServiceUnavailable(text=f"{MAX_WAITING_REQUESTS} requests wait already")
+        parsed = self._parse(body, request.path)
         self._waiting += 1
         try:
-            parts = self._parts(asked)
-            if not asked.streams:
-                content = orjson.dumps([each async for each in parts][-1])
+            parts = self._parts(parsed)
+            if not parsed.streams:
+                content = orjson.dumps([part async for part in parts][-1])
                 return web.Response(body=content, content_type="application/json")
             first = await anext(parts)  # an error up to here can still set the status
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await response.prepare(request)
             await response.write(_lines(first))
-            async for each in parts:
-                await response.write(_lines(each))
+            async for part in parts:
+                await response.write(_lines(part))
             return response
         finally:
             self._waiting -= 1
 
-    async def _parts(self, asked: Asked) -> AsyncIterator[Part]:
+    async def _parts(self, request: ApiRequest) -> AsyncIterator[Part]:
         """Chunks of a stream, or the whole answer, made in the thread of the model."""
         loop, gone = asyncio.get_running_loop(), threading.Event()
-        made: asyncio.Queue[Part | Exception | None] = asyncio.Queue()
+        queue: asyncio.Queue[Part | Exception | None] = asyncio.Queue()
 
-        def give(each: Part | Exception | None) -> None:
-            loop.call_soon_threadsafe(made.put_nowait, each)
+        def put(part: Part | Exception | None) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, part)
 
         def work() -> None:
             """Sample on the worker's thread; None, or the error, is the last that it gives."""
             try:
-                answer = self._text_answer if asked.chat is None else self._chat_answer
-                with self.chat.model.using(self.names[asked.model]):
-                    for each in () if gone.is_set() else answer(asked, gone):
-                        give(each)
-                give(None)
+                answer = self._text_answer if request.chat is None else self._chat_answer
+                with self.chat.model.using(self.names[request.model]):
+                    for part in () if gone.is_set() else answer(request, gone):
+                        put(part)
+                put(None)
             except Exception as error:  # noqa: BLE001  (the client receives it)
-                give(error)
+                put(error)
 
         running = loop.run_in_executor(self._worker, work)
         try:
-            while (each := await made.get()) is not None:
-                if isinstance(each, Exception):
-                    raise each
-                yield each
+            while (part := await queue.get()) is not None:
+                if isinstance(part, Exception):
+                    raise part
+                yield part
         finally:
             gone.set()
             running.cancel()  # has no effect once it has started
 
-    def _asked(self, body: Members, path: str) -> Asked:
+    def _parse(self, body: Members, path: str) -> ApiRequest:
         name = body.get("model", next(iter(self.names)))
         if name not in self.names:
             raise web.HTTPNotFound(
                 text=f"model={name!r:.100} is not served; there is {', '.join(self.names)}"
             )
         options = self.chat.options
-        for each in SAMPLING:
-            if each in body:
-                options = parse_option(options, each, str(body[each]))
+        for option in SAMPLING:
+            if option in body:
+                options = parse_option(options, option, str(body[option]))
         if path in openai_api.FORMS:
-            asked = self._asked_chat(name, body, options, path)
+            request = self._parse_chat(name, body, options, path)
         else:
-            asked = self._asked_texts(name, body, options)
-        longest = max(map(len, asked.prompts))
-        if longest + (not asked.is_score) > self.chat.context_tokens:
+            request = self._parse_texts(name, body, options)
+        longest = max(map(len, request.prompts))
+        if longest + (not request.is_score) > self.chat.context_tokens:
             raise ValueError(
                 f"a prompt of {longest} tokens leaves no room in the context of "
                 f"{self.chat.context_tokens} tokens (model.context_tokens)"
             )
-        return asked
+        return request
 
-    def _asked_chat(self, name: str, body: Members, options: ChatOptions, path: str) -> Asked:
+    def _parse_chat(self, name: str, body: Members, options: ChatOptions, path: str) -> ApiRequest:
         top = body.pop("top_logprobs", 0)
         chat = openai_api.FORMS[path][0](body, options)
         self._check_size(sum(len(message["content"]) for message in chat.messages))
@@ -235,49 +234,63 @@ class PolicyServer:
         if chat.tools:
             renderer.check_tools("a request")
         prompt = renderer.prompt("this conversation", chat.messages, answer="")
-        return Asked(
-            name, [prompt.token_ids], chat.draw, options, chat.stream, chat.has_usage,
-            _number_of_top(top) if chat.logprobs else None, chat=chat, path=path,
-        )  # fmt: skip
+        return ApiRequest(
+            model=name,
+            prompts=[prompt.token_ids],
+            draw=chat.draw,
+            options=options,
+            streams=chat.stream,
+            has_usage=chat.has_usage,
+            logprobs=_num_top_logprobs(top) if chat.logprobs else None,
+            chat=chat,
+            path=path,
+        )
 
-    def _asked_texts(self, name: str, body: Members, options: ChatOptions) -> Asked:
-        read = ("prompt", "max_tokens", "stop", "seed", "logprobs", "stream", "echo")
-        openai_api.check_members({k: v for k, v in body.items() if k not in read}, read, options)
-        flags = {each: body.get(each, False) for each in ("stream", "echo")}
+    def _parse_texts(self, name: str, body: Members, options: ChatOptions) -> ApiRequest:
+        known = ("prompt", "max_tokens", "stop", "seed", "logprobs", "stream", "echo")
+        openai_api.check_members({k: v for k, v in body.items() if k not in known}, known, options)
+        flags = {flag: body.get(flag, False) for flag in ("stream", "echo")}
         for flag, value in flags.items():
             if not isinstance(value, bool):
                 raise ValueError(f"{flag}={value!r:.100} is neither true nor false")
         is_score = flags["echo"] and body.get("max_tokens") == 0
-        wanted = body.get("stream_options", {})
-        return Asked(
-            name, self._prompts(body.get("prompt")),
-            openai_api.draw_of({k: v for k, v in body.items() if k != "max_tokens" or v}),
-            options, flags["stream"],
-            isinstance(wanted, dict) and wanted.get("include_usage") is True,
-            None if body.get("logprobs") is None else _number_of_top(body["logprobs"]),
-            flags["echo"], is_score,
-        )  # fmt: skip
+        stream_options = body.get("stream_options", {})
+        has_usage = isinstance(stream_options, dict) and stream_options.get("include_usage") is True
+        top = body.get("logprobs")
+        return ApiRequest(
+            model=name,
+            prompts=self._prompts(body.get("prompt")),
+            draw=openai_api.draw_of({k: v for k, v in body.items() if k != "max_tokens" or v}),
+            options=options,
+            streams=flags["stream"],
+            has_usage=has_usage,
+            logprobs=None if top is None else _num_top_logprobs(top),
+            echo=flags["echo"],
+            is_score=is_score,
+        )
 
-    def _prompts(self, given: Any) -> list[tuple[int, ...]]:
+    def _prompts(self, prompt: Any) -> list[tuple[int, ...]]:
         """Token ids of the prompts, which are texts or token ids, one or a list."""
-        is_list = isinstance(given, list) and given and not isinstance(given[0], int)
-        prompts = given if is_list else [given]
-        if len(prompts) > MOST_PROMPTS:
-            raise ValueError(f"a request has {len(prompts)} prompts; give at most {MOST_PROMPTS}")
-        return [self._prompt(each) for each in prompts]
+        is_list = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        prompts = prompt if is_list else [prompt]
+        if len(prompts) > MAX_PROMPTS:
+            raise ValueError(f"a request has {len(prompts)} prompts; give at most {MAX_PROMPTS}")
+        return [self._prompt(p) for p in prompts]
 
-    def _prompt(self, given: Any) -> tuple[int, ...]:
-        if isinstance(given, list):
-            ids, size = given, len(self.tokenizer)
-            if not ids or not all(type(each) is int and 0 <= each < size for each in ids):
-                raise ValueError(f"prompt={given!r:.100} is no list of token ids below {size}")
-        elif isinstance(given, str):
-            self._check_size(len(given))
+    def _prompt(self, prompt: Any) -> tuple[int, ...]:
+        if isinstance(prompt, list):
+            ids, size = prompt, len(self.tokenizer)
+            if not ids or not all(
+                type(token_id) is int and 0 <= token_id < size for token_id in ids
+            ):
+                raise ValueError(f"prompt={prompt!r:.100} is no list of token ids below {size}")
+        elif isinstance(prompt, str):
+            self._check_size(len(prompt))
             with without_panics():
-                ids = self.tokenizer.encode(given)  # with the special tokens at the start of a text
+                ids = self.tokenizer.encode(prompt)  # with the special tokens that start a text
             ids = ids or [self.tokenizer.bos_token_id or self.chat.model.end_token_ids[0]]
         else:
-            raise ValueError(f"prompt={given!r:.100} is neither text nor a list of token ids")
+            raise ValueError(f"prompt={prompt!r:.100} is neither text nor a list of token ids")
         return tuple(ids)
 
     def _check_size(self, characters: int) -> None:
@@ -289,92 +302,94 @@ class PolicyServer:
 
     # The methods below run in the thread of the model
 
-    def _chat_answer(self, asked: Asked, gone: threading.Event) -> Iterator[Part]:
-        chat, (prompt,) = asked.chat, asked.prompts
+    def _chat_answer(self, request: ApiRequest, gone: threading.Event) -> Iterator[Part]:
+        chat, (prompt,) = request.chat, request.prompts
         assert chat is not None
         renderer = replace(self.chat.renderer, tools=chat.tools)
         # Calls, log-probs and Responses are known only at the end.
-        is_whole = bool(chat.tools) or asked.logprobs is not None or asked.path != CHAT
-        chunk = _head("chatcmpl", "chat.completion.chunk", asked.model)
+        at_end = bool(chat.tools) or request.logprobs is not None or request.path != CHAT
+        chunk = _head("chatcmpl", "chat.completion.chunk", request.model)
         sampled, text, sent = PartialAnswer([]), "", ""
 
         def delta(reason: str | None = None, **members: str) -> Members:
             choice = {"index": 0, "delta": members, "finish_reason": reason, "logprobs": None}
             return chunk | {"choices": [choice], "usage": None}
 
-        if streams := asked.streams and not is_whole:
+        if streams := request.streams and not at_end:
             yield delta(role="assistant", content="")
-        for piece in self._pieces(asked, prompt, sampled, gone):
+        for piece in self._pieces(request, prompt, sampled, gone):
             text += piece
-            said = renderer.content_of(text) if streams else ""
-            if said.startswith(sent) and len(said) > len(sent):
-                yield delta(content=said[len(sent) :])
-                sent = said
+            content = renderer.content_of(text) if streams else ""
+            if content.startswith(sent) and len(content) > len(sent):
+                yield delta(content=content[len(sent) :])
+                sent = content
         logprobs: list[float] = []
         likely: list[Members] = []
-        if asked.logprobs is not None:
-            logprobs, likely = self._scores([*prompt, *sampled.ids], len(prompt), asked.logprobs)
+        if request.logprobs is not None:
+            logprobs, likely = self._scores([*prompt, *sampled.ids], len(prompt), request.logprobs)
         completion = Completion(tuple(sampled.ids), text, tuple(logprobs), sampled.reason)
         answer, _ = openai_api.chat_answer(chat, renderer, completion, len(prompt), 0)
-        answer = replace(answer, model=asked.model, likely=likely)
-        whole, lines = openai_api.FORMS[asked.path][1](answer)
-        if not asked.streams:
-            yield whole
-        elif is_whole:
+        answer = replace(answer, model=request.model, likely=likely)
+        full_answer, lines = openai_api.FORMS[request.path][1](answer)
+        if not request.streams:
+            yield full_answer
+        elif at_end:
             yield from lines
         else:
             yield delta(sampled.reason)
-            if asked.has_usage:
-                yield chunk | {"choices": [], "usage": whole["usage"]}
+            if request.has_usage:
+                yield chunk | {"choices": [], "usage": full_answer["usage"]}
             yield DONE
 
-    def _text_answer(self, asked: Asked, gone: threading.Event) -> Iterator[Part]:
-        head = _head("cmpl", "text_completion", asked.model)
+    def _text_answer(self, request: ApiRequest, gone: threading.Event) -> Iterator[Part]:
+        head = _head("cmpl", "text_completion", request.model)
         choices, read, wrote = list[Members](), 0, 0
-        for index, prompt in enumerate(asked.prompts):
+        for index, prompt in enumerate(request.prompts):
             sampled = PartialAnswer([])
-            before = self.chat.decode(list(prompt)) if asked.echo else ""
-            text, said = before, [before] if before else []
-            for piece in self._pieces(asked, prompt, sampled, gone):
+            echoed = self.chat.decode(list(prompt)) if request.echo else ""
+            text, unsent = echoed, [echoed] if echoed else []
+            for piece in self._pieces(request, prompt, sampled, gone):
                 text += piece
-                said.append(piece)
-                if asked.streams and asked.logprobs is None:
-                    yield head | {"choices": [_text_choice(index, "".join(said))], "usage": None}
-                    said = []
+                # Log-probs are computed for whole texts, so such text is sent when it is whole.
+                unsent.append(piece)
+                if request.streams and request.logprobs is None:
+                    yield head | {"choices": [_text_choice(index, "".join(unsent))], "usage": None}
+                    unsent = []
             logprobs = None
-            if asked.logprobs is not None:
-                start = 0 if asked.echo else len(prompt)
-                logprobs = self._text_logprobs([*prompt, *sampled.ids], start, asked.logprobs)
+            if request.logprobs is not None:
+                start = 0 if request.echo else len(prompt)
+                logprobs = self._text_logprobs([*prompt, *sampled.ids], start, request.logprobs)
             choices.append(_text_choice(index, text, sampled.reason, logprobs))
-            if asked.streams:
-                yield head | {"choices": [choices[-1] | {"text": "".join(said)}], "usage": None}
+            if request.streams:
+                yield head | {"choices": [choices[-1] | {"text": "".join(unsent)}], "usage": None}
             read, wrote = read + len(prompt), wrote + len(sampled.ids)
         usage = {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
-        if not asked.streams:
+        if not request.streams:
             yield head | {"choices": choices, "usage": usage}
             return
-        if asked.has_usage:
+        if request.has_usage:
             yield head | {"choices": [], "usage": usage}
         yield DONE
 
     def _pieces(
-        self, asked: Asked, prompt: tuple[int, ...], sampled: PartialAnswer, gone: threading.Event
+        self,
+        request: ApiRequest,
+        prompt: tuple[int, ...],
+        sampled: PartialAnswer,
+        gone: threading.Event,
     ) -> Generator[str, None, None]:
         """The answer's text in pieces, before any stop string; no part of a stop string is sent."""
-        if asked.is_score:
+        if request.is_score:
             return
-        own, draw = asked.options, asked.draw
+        options, draw = request.options, request.draw
         room = self.chat.context_tokens - len(prompt)
-        params = SamplingParams(
-            1, min(draw.max_tokens or own.max_new_tokens, room), own.temperature, own.top_k,
-            own.top_p, own.min_p,
-        )  # fmt: skip
+        params = options.params(min(draw.max_tokens or options.max_new_tokens, room))
         seed = random.Random(draw.seed).getrandbits(63)  # of the system's entropy for None
 
         def tokens() -> Generator[int, None, None]:
             """Yield token ids as they are sampled, until the client has gone."""
-            asked_for = Prompt("", "", prompt, "")
-            with closing(stream(self.chat.model, asked_for, params, seed)) as drawn:
+            drawn = stream(self.chat.model, Prompt("", "", prompt, ""), params, seed)
+            with closing(drawn):
                 for token in drawn:
                     sampled.ids.append(token)
                     if token in self.chat.model.end_token_ids:
@@ -383,55 +398,56 @@ class PolicyServer:
                     if gone.is_set():
                         return
 
-        held, longest = "", max(map(len, draw.stop), default=0)
+        pending, longest = "", max(map(len, draw.stop), default=0)
         with closing(text_pieces(tokens(), self.chat.decode)) as pieces:
             for piece in pieces:
-                held += piece
-                if ends := [at for each in draw.stop if (at := held.find(each)) >= 0]:
+                pending += piece
+                if ends := [at for stop in draw.stop if (at := pending.find(stop)) >= 0]:
                     sampled.reason = "stop"
-                    yield held[: min(ends)]
+                    yield pending[: min(ends)]
                     return
-                kept = next(
-                    (n for n in range(min(longest - 1, len(held)), 0, -1)
-                     if any(each.startswith(held[-n:]) for each in draw.stop)), 0,
-                )  # fmt: skip
-                if len(held) > kept:
-                    yield held[: len(held) - kept]
-                    held = held[len(held) - kept :]
-        if held:
-            yield held
+                starts = range(max(0, len(pending) - longest + 1), len(pending))
+                held = (i for i in starts if any(s.startswith(pending[i:]) for s in draw.stop))
+                end = next(held, len(pending))  # from here on it may be part of a stop string
+                if end:
+                    yield pending[:end]
+                    pending = pending[end:]
+        if pending:
+            yield pending
 
     @torch.inference_mode()
     def _scores(self, ids: list[int], start: int, top: int) -> tuple[list[float], list[Members]]:
         """Log-probs of the tokens from ``start`` on, which is above 0, and the likeliest there."""
         model = self.chat.model
         hidden_TD: Tensor = model.hidden_states(torch.tensor([ids], device=model.device))[0]
-        found: list[float] = []
-        likely: list[Members] = []
-        for at in range(start, len(ids), SCORED_AT_ONCE):
-            here = slice(at, min(at + SCORED_AT_ONCE, len(ids)))
-            logits_NV = model.logits(hidden_TD[here.start - 1 : here.stop - 1])
+        logprobs: list[float] = []
+        top_logprobs: list[Members] = []
+        for first in range(start, len(ids), MAX_SCORED_POSITIONS):
+            span = slice(first, min(first + MAX_SCORED_POSITIONS, len(ids)))
+            logits_NV = model.logits(hidden_TD[span.start - 1 : span.stop - 1])
             logprobs_NV = logits_NV.float().log_softmax(-1)
-            wanted_N1 = torch.tensor(ids[here], device=model.device)[:, None]
-            found += logprobs_NV.gather(-1, wanted_N1)[:, 0].tolist()
+            ids_N1 = torch.tensor(ids[span], device=model.device)[:, None]
+            logprobs += logprobs_NV.gather(-1, ids_N1)[:, 0].tolist()
             values, tokens = logprobs_NV.topk(top, -1)
-            for row, of_row in zip(values.tolist(), tokens.tolist(), strict=True):
-                likely.append(dict(zip(map(self._token, of_row), row, strict=True)))
-        return found, likely
+            for row, token_ids in zip(values.tolist(), tokens.tolist(), strict=True):
+                top_logprobs.append(dict(zip(map(self._token, token_ids), row, strict=True)))
+        return logprobs, top_logprobs
 
     def _text_logprobs(self, ids: list[int], start: int, top: int) -> Members:
-        found, likely = self._scores(ids, max(start, 1), top)
+        logprobs, top_logprobs = self._scores(ids, max(start, 1), top)
         tokens = [self._token(id) for id in ids[start:]]
         if start == 0:  # the first token has no context, so no log-prob
-            found, likely = [None, *found], [{}, *likely]  # type: ignore[list-item]
-        for token, value, each in zip(tokens, found, likely, strict=True):
+            logprobs, top_logprobs = [None, *logprobs], [{}, *top_logprobs]  # type: ignore[list-item]
+        for token, value, top_of_token in zip(tokens, logprobs, top_logprobs, strict=True):
             if value is not None and top:
-                each.setdefault(token, value)
-        offsets = [0]
-        for token in tokens[:-1]:
-            offsets.append(offsets[-1] + len(token))
-        return {"tokens": tokens, "token_logprobs": found, "top_logprobs": likely if top else None,
-                "text_offset": offsets[: len(tokens)]}  # fmt: skip
+                top_of_token.setdefault(token, value)
+        offsets = list(accumulate(map(len, tokens), initial=0))
+        return {
+            "tokens": tokens,
+            "token_logprobs": logprobs,
+            "top_logprobs": top_logprobs if top else None,
+            "text_offset": offsets[: len(tokens)],
+        }
 
     def _token(self, token_id: int) -> str:
         return str(self.tokenizer.decode([token_id]))
@@ -448,23 +464,23 @@ def _text_choice(
     return {"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs}
 
 
-def _number_of_top(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= MOST_TOP:
-        raise ValueError(f"logprobs={value!r:.100} is no number of tokens from 0 to {MOST_TOP}")
+def _num_top_logprobs(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_LOGPROBS:
+        raise ValueError(f"logprobs={value!r:.100} is no number of tokens from 0 to {MAX_LOGPROBS}")
     return value
 
 
-def _lines(part: Part) -> bytes:
-    return (part if isinstance(part, bytes) else b"data: " + orjson.dumps(part)) + b"\n\n"
+def _lines(chunk: Part) -> bytes:
+    return (chunk if isinstance(chunk, bytes) else b"data: " + orjson.dumps(chunk)) + b"\n\n"
 
 
 def names_of(subject: ChatSubject, target: str) -> dict[str, Any]:
     """Names under which a run, an adapter or a model is served."""
-    own = str(subject.config.model.path)
+    base_name = str(subject.config.model.path)
     name = str(subject.config.run.name) if run_folder.is_run(Path(target)) else Path(target).name
     if subject.adapter is None:
         return {name: "reference"}
-    return {name: "policy"} | ({own: "reference"} if own != name else {})
+    return {name: "policy"} | ({base_name: "reference"} if base_name != name else {})
 
 
 def own_template(config: Config) -> str | None:
@@ -478,37 +494,31 @@ def own_template(config: Config) -> str | None:
 def vllm_command(
     subject: ChatSubject, target: str, host: str, port: int, template: str | None
 ) -> list[str]:
-    """The vLLM command that serves the same models under the same names. A run's ``template`` is
-    first written to the run's folder."""
+    """The vLLM command for the same models and names; a run's folder gets its ``template``."""
     (config, adapter), (name, *_) = subject, names_of(subject, target)
     dtype = str(base.weights_dtype(config.model, default_device())).removeprefix("torch.")
     options = ["--host", host, "--port", str(port), "--dtype", dtype]
     if config.model.trust_remote_code:
         options.append("--trust-remote-code")
     if config.data.template_arguments:
-        given = orjson.dumps(config.data.template_arguments).decode()
-        options += ["--default-chat-template-kwargs", given]
+        template_arguments = orjson.dumps(config.data.template_arguments).decode()
+        options += ["--default-chat-template-kwargs", template_arguments]
     if config.model.context_tokens is not None:
         options += ["--max-model-len", str(config.model.context_tokens)]
         described = base.read_config(config.model.path)
-        if longer := positions.keys(described, config.model.context_tokens):
-            options += ["--hf-overrides", orjson.dumps(longer).decode()]
+        if overrides := positions.keys(described, config.model.context_tokens):
+            options += ["--hf-overrides", orjson.dumps(overrides).decode()]
     if config.model.quantize == "nf4":
         options += ["--quantization", "bitsandbytes"]
     if template is not None and run_folder.is_run(Path(target)):
         write_atomically(file := Path(target) / "chat_template.jinja", template.encode())
         options += ["--chat-template", str(file)]
-    if adapter is None:
+    if adapter is None:  # also a run that trained all weights: its folder is the model
         return ["vllm", "serve", config.model.path, "--served-model-name", name, *options]
     rank = adapters.section_of(adapter).rank
-    most = next((each for each in MAX_LORA_RANKS if each >= rank), MAX_LORA_RANKS[-1])
-    options += [
-        "--enable-lora",
-        "--max-lora-rank",
-        str(most),
-        "--lora-modules",
-        f"{name}={adapter}",
-    ]
+    max_rank = next((limit for limit in MAX_LORA_RANKS if limit >= rank), MAX_LORA_RANKS[-1])
+    options += ["--enable-lora", "--max-lora-rank", str(max_rank)]
+    options += ["--lora-modules", f"{name}={adapter}"]
     return ["vllm", "serve", config.model.path, *options]
 
 

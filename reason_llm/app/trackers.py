@@ -34,9 +34,9 @@ from reason_llm.workers import within
 
 LIMIT_SECONDS = 60.0
 """Longest time that one call of a tracker may take."""
-MOST_CHARACTERS = 500
-MOST_ROLLOUTS = 8
-MOST_TEXT = 4_000
+MAX_CHARACTERS = 500
+MAX_ROLLOUTS = 8
+MAX_TEXT_CHARACTERS = 4_000
 """Characters of a prompt and of a completion that are sent."""
 COLUMNS = ["step", "prompt", "completion", "reward", "advantage"]
 PROJECT = "reason_llm"
@@ -54,6 +54,34 @@ def check_installed(names: Sequence[str]) -> None:
                 f"log.trackers={name}: {name} is not installed; "
                 f"{installation.install('trackers')}, or leave it out"
             )
+
+
+def check_login(names: Sequence[str]) -> None:
+    """Check, without the network, that wandb finds the key that it needs."""
+    if "wandb" not in names:
+        return
+    # wandb has no public call that looks for a key without asking for one; where a later version
+    # has other internals, the tracker itself reports a missing key when the run starts.
+    try:
+        from wandb.sdk import wandb_setup
+        from wandb.sdk.lib import wbauth
+
+        settings = wandb_setup.singleton().settings
+        if settings.mode not in ("online", "run", "shared"):
+            return
+        key = wbauth.authenticate_session(
+            host=wbauth.HostUrl(settings.base_url), source="", prompt=False, update_session=False
+        )
+        problem = "no API key is found" if key is None else ""
+    except (ImportError, AttributeError, TypeError):
+        return
+    except Exception as error:  # noqa: BLE001  (a key or a file that is not valid)
+        problem = one_line(error).rstrip(".")
+    if problem:
+        raise ConfigError(
+            f"log.trackers=wandb: {without_secrets(problem)}; run wandb login, set WANDB_API_KEY, "
+            "set WANDB_MODE=offline to send the run later with wandb sync, or leave wandb out"
+        )
 
 
 class Tracker(NamedTuple):
@@ -122,21 +150,22 @@ class Trackers:
             problem = _shown(f"{type(error).__name__}: {one_line(error)}")
             logger.warning(
                 "the tracker %s stopped (%s); the run continues, and metrics.jsonl has every "
-                "record", name, problem,
-            )  # fmt: skip
+                "record",
+                *(name, problem),
+            )
             return None
 
 
 def _rows(step: int, group: Group) -> Rows:
-    prompt = without_secrets(group.prompt.text[-MOST_TEXT:])
+    prompt = without_secrets(group.prompt.text[-MAX_TEXT_CHARACTERS:])
     return [
-        [step, prompt, without_secrets(each.text[:MOST_TEXT]), each.reward, each.advantage]
-        for each in group.completions[:MOST_ROLLOUTS]
+        [step, prompt, without_secrets(c.text[:MAX_TEXT_CHARACTERS]), c.reward, c.advantage]
+        for c in group.completions[:MAX_ROLLOUTS]
     ]
 
 
 def _shown(text: str) -> str:
-    return without_secrets(printable(text))[:MOST_CHARACTERS]
+    return without_secrets(printable(text))[:MAX_CHARACTERS]
 
 
 def _tensorboard(begun: Begun, config: dict[str, Any]) -> Tracker:
@@ -181,10 +210,10 @@ def _wandb(begun: Begun, config: dict[str, Any]) -> Tracker:
     """Weights & Biases, online or, with ``WANDB_MODE=offline``, in ``<run>/wandb``."""
     import wandb
 
+    names: Any = {"project": _project(), "name": begun.folder.name, "dir": str(begun.folder)}
     run: Any = wandb.init(
-        project=_project(), name=begun.folder.name, id=begun.id, config=config, resume="allow",
-        dir=str(begun.folder), settings=WANDB_SETTINGS,
-    )  # fmt: skip
+        id=begun.id, config=config, resume="allow", settings=WANDB_SETTINGS, **names
+    )
     opens = str(run.url)
     if run.offline:
         # The folder holds the whole run, rewritten from the records at each start.
@@ -208,10 +237,9 @@ def _trackio(begun: Begun, config: dict[str, Any]) -> Tracker:
     import trackio
 
     project = _project()
-    run: Any = trackio.init(
-        project=project, name=f"{begun.folder.name}-{begun.id}", config=config, resume="allow",
-        embed=False, auto_log_gpu=False, auto_log_cpu=False,
-    )  # fmt: skip
+    name = f"{begun.folder.name}-{begun.id}"
+    extras = dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
+    run: Any = trackio.init(project=project, name=name, config=config, resume="allow", **extras)
 
     def write(step: int, values: Values, rows: Rows) -> None:
         tables = {"rollouts": trackio.Table(columns=COLUMNS, data=rows)} if rows else {}

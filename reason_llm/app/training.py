@@ -30,6 +30,7 @@ MOST_RECORDS = 500
 def run_training(config: Config, shown: Watch) -> dict[str, Any]:
     """Run ``loop.train`` as the command line does, shown by a console, and return its summary."""
     trackers.check_installed(config.log.trackers)
+    trackers.check_login(config.log.trackers)
     with Trackers(config.log.trackers) as followers:
         watch = _WatchAndTrackers(shown, followers, config.log.rollouts)
         folder = config.run.directory / str(config.run.name)

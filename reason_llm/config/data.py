@@ -159,7 +159,7 @@ class DataSection(Section):
     is 00:00. null: the day of the run's first start."""
     eval: HeldOut | None = None
     """Held-out set of problems, or a share of the rows of data.train, such as 5%, on which the run
-    does not train; run.seed chooses them. null: only those of eval.sets."""
+    does not train; the rows' content alone chooses them. null: only those of eval.sets."""
     max_prompt_tokens: Count | None = None
     """Max tokens of a prompt; training rows with a longer one are dropped and counted. null: a
     prompt that does not fit into the context is an error."""

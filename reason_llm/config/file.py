@@ -370,7 +370,7 @@ _LIMITS = {"less_than", "less_than_equal", "greater_than", "greater_than_equal"}
 def _problem(key: str, first: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> str:
     """Describe a wrong value, by all its problems: a union has one for each type."""
     if ours := other_names.equivalent_value(key, first["input"]):
-        return f"is a value of TRL; set it to {ours}"
+        return f"is a value of TRL; set it to {ours}{other_names.note(key)}"
     if len(same) == 1 or first["type"] in ("value_error", "extra_forbidden"):
         return wrong(first)
     if (limit := next((each for each in same if each["type"] in _LIMITS), None)) is not None:

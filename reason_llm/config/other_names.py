@@ -37,6 +37,15 @@ def equivalent_value(option: str, value: Any) -> str | None:
     return equivalent_values().get(option, {}).get(str(value)[:100].lower())
 
 
+def note(key: str) -> str:
+    """Return the note on another trainer's option with the name of ours, in parentheses; empty if
+    there is none."""
+    name = key.rpartition(".")[2]
+    row = equivalents().get(name, {})
+    text = installation.with_commands(row.get("note", "")) if key in row.get("options", ()) else ""
+    return text and f" ({text})"
+
+
 def equivalent(key: str, dashes: str, known: Collection[str], value: Any = None) -> str | None:
     """Return ``lr of verl is --train.learning_rate here`` for a key that ends in another trainer's
     option, with what to write for its ``value``; None for any other key, and for options that are

@@ -17,46 +17,46 @@ Values = dict[str, list[float]]
 """The value of each problem by the score's name."""
 Vote = Callable[[Sequence[str | None]], str | None]
 """Finds the most frequent of some answers."""
-MOST_CUT_OFF = 0.05
-"""Fraction of completions cut off at the limit from which on a line says so."""
+MAX_TRUNCATED_FRACTION = 0.05
+"""Fraction of truncated completions above which the table has a warning."""
 
 
 def scores(outcomes: Sequence[Outcome], num_samples: int, vote: Vote | None) -> Values:
-    """Value of each problem for every score that the outcomes allow, of ``num_samples`` samples;
-    ``vote`` is None if the first reward finds no answers that can be compared."""
-    values: Values = {"greedy": [each["greedy"]["reward"] for each in outcomes]}
+    """Value of each problem for every score of ``num_samples`` samples; ``vote`` is None if the
+    first reward extracts no answers to compare."""
+    values: Values = {"greedy": [outcome["greedy"]["reward"] for outcome in outcomes]}
     if not num_samples:
         return values
-    samples = [[sample["reward"] for sample in each["samples"]] for each in outcomes]
-    values[f"mean@{num_samples}"] = [fmean(each) for each in samples]
-    if all(value in (0.0, 1.0) for each in samples for value in each):
-        rights = [round(sum(each)) for each in samples]
+    samples = [[sample["reward"] for sample in outcome["samples"]] for outcome in outcomes]
+    values[f"mean@{num_samples}"] = [fmean(rewards) for rewards in samples]
+    if all(value in (0.0, 1.0) for rewards in samples for value in rewards):
+        rights = [round(sum(rewards)) for rewards in samples]
         for k in _ladder(num_samples):
             values[f"pass@{k}"] = [pass_at_k(num_samples, right, k) for right in rights]
     if vote is not None and num_samples > 1:
-        values[f"maj@{num_samples}"] = [_majority_reward(each, vote) for each in outcomes]
+        values[f"maj@{num_samples}"] = [_majority_reward(outcome, vote) for outcome in outcomes]
     return values
 
 
 def estimates(values: Values, num_samples: int) -> dict[str, Estimate]:
     """Each score with its interval."""
-    found = {}
-    for name, each in values.items():
+    by_score = {}
+    for name, score_values in values.items():
         kind, _, k = name.partition("@")
         trials_each = {"mean": num_samples, "pass": num_samples // int(k or 1)}.get(kind, 1)
-        found[name] = estimate(each, trials_each)
-    return found
+        by_score[name] = estimate(score_values, trials_each)
+    return by_score
 
 
 def comparisons(ours: Values, theirs: Values, num_samples: int) -> dict[str, Comparison]:
     """Differences of two models, for each score that both have, problem by problem."""
-    found = {}
+    by_score = {}
     for name in (name for name in ours if name in theirs):
         unit = 1 / num_samples if name.startswith("mean@") else 1.0
         both = (*ours[name], *theirs[name])
         has_unit = all(abs(value / unit - round(value / unit)) < 1e-9 for value in both)
-        found[name] = compare(ours[name], theirs[name], unit if has_unit else 0.0, seed=0)
-    return found
+        by_score[name] = compare(ours[name], theirs[name], unit if has_unit else 0.0, seed=0)
+    return by_score
 
 
 def summarize(
@@ -65,12 +65,13 @@ def summarize(
     """Content of ``summary.json``: ``results`` by model and set, and for two models ``comparisons``
     by set, the first model minus the second."""
     grouped: dict[str, dict[str, list[Outcome]]] = {}
-    for each in outcomes:
-        grouped.setdefault(each["model"], {}).setdefault(each["set"], []).append(each)
+    for outcome in outcomes:
+        grouped.setdefault(outcome["model"], {}).setdefault(outcome["set"], []).append(outcome)
     values = {
         model: {name: scores(of_set, num_samples, vote) for name, of_set in sets.items()}
         for model, sets in grouped.items()
     }
+    # Comparisons pair the values of a problem, so these are kept beyond the estimates.
     results = {
         model: {
             name: {"problems": len(of_set)}
@@ -88,8 +89,8 @@ def summarize(
     return {"results": results, "comparisons": compared_sets}
 
 
-def _as_dicts(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {score: asdict(each) for score, each in found.items()}
+def _as_dicts(statistics: Mapping[str, Any]) -> dict[str, Any]:
+    return {score: asdict(statistic) for score, statistic in statistics.items()}
 
 
 def table(summary: Mapping[str, Any]) -> list[str]:
@@ -97,11 +98,12 @@ def table(summary: Mapping[str, Any]) -> list[str]:
     models = list(summary["results"])
     rows = []
     for model, sets in summary["results"].items():
-        for name, found in sets.items():
-            for score, each in found.items():
-                if isinstance(each, dict):
-                    shown = f"{_percent(each['value']):5.1f}   {_interval(each)}"
-                    rows.append((name, f"{found['problems']}", score, model, shown))
+        for name, set_results in sets.items():
+            for score, value in set_results.items():
+                if isinstance(value, dict):
+                    cell = f"{_percent(value['value']):5.1f}   {_interval(value)}"
+                    rows.append((name, f"{set_results['problems']}", score, model, cell))
+    # By set and score first, so that the two models of a score stand below each other.
     sets_in_order = list(dict.fromkeys(row[0] for row in rows))
     scores_in_order = list(dict.fromkeys(row[2] for row in rows))
     rows.sort(key=lambda row: (sets_in_order.index(row[0]), scores_in_order.index(row[2])))
@@ -112,25 +114,25 @@ def table(summary: Mapping[str, Any]) -> list[str]:
         lines += [
             f"{name} {model}: {100 * cut_off:.0f}% of the completions were cut off and count as "
             "wrong; raise eval.max_new_tokens"
-            for name, found in sets.items()
-            if (cut_off := found["truncated_fraction"]) >= MOST_CUT_OFF
+            for name, set_results in sets.items()
+            if (cut_off := set_results["truncated_fraction"]) >= MAX_TRUNCATED_FRACTION
         ]
     for name, of_set in summary["comparisons"].items():
-        for score, each in of_set.items():
-            difference = each["difference"]
+        for score, comparison in of_set.items():
+            difference = comparison["difference"]
             lines.append(
                 f"{name} {score}: {models[0]} - {models[1]} = "
                 f"{_percent(difference['value']):+.1f} "
-                f"{_interval(difference)}, p = {each['p_value']:.2g} (better on {each['better']}, "
-                f"worse on {each['worse']})"
+                f"{_interval(difference)}, p = {comparison['p_value']:.2g} "
+                f"(better on {comparison['better']}, worse on {comparison['worse']})"
             )
     return lines
 
 
-def _ladder(most: int) -> list[int]:
+def _ladder(num_samples: int) -> list[int]:
     """Powers of 2 up to ``most``, and ``most`` itself; empty for 1 sample."""
-    powers = [2**i for i in range(1, most.bit_length()) if 2**i < most]
-    return [*powers, most] if most > 1 else []
+    powers = [2**i for i in range(1, num_samples.bit_length()) if 2**i < num_samples]
+    return [*powers, num_samples] if num_samples > 1 else []
 
 
 def _majority_reward(outcome: Outcome, vote: Vote) -> float:
@@ -141,15 +143,15 @@ def _majority_reward(outcome: Outcome, vote: Vote) -> float:
 
 
 def _lengths(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    answers = [a for each in outcomes for a in ([each["greedy"]] + each["samples"])]
+    answers = [a for outcome in outcomes for a in ([outcome["greedy"]] + outcome["samples"])]
     return {
         "completion_tokens": fmean(answer["tokens"] for answer in answers),
         "truncated_fraction": fmean(answer["finish_reason"] == "length" for answer in answers),
     }
 
 
-def _interval(each: Mapping[str, float]) -> str:
-    return f"[{_percent(each['low']):.1f}, {_percent(each['high']):.1f}]"
+def _interval(estimate: Mapping[str, float]) -> str:
+    return f"[{_percent(estimate['low']):.1f}, {_percent(estimate['high']):.1f}]"
 
 
 def _percent(value: float) -> float:

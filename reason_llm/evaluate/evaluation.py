@@ -1,8 +1,8 @@
-"""An evaluation without training: models, sets, waves; on disk after each wave.
+"""An evaluation without training, saved after each wave of prompts and scored by the first reward.
 
 Everything is checked before a weight is read. Each wave's seed is a function of the run's seed, the
 set and the wave's place in it, so an evaluation that was killed resumes to the same file, and two
-models are asked with the same random numbers. What is sampled is judged by the first reward."""
+models sample with the same random numbers."""
 
 import hashlib
 import logging
@@ -60,8 +60,8 @@ from reason_llm.sample import (
 )
 from reason_llm.score import Scorer
 
-MOST_WAVE_PROMPTS = 64
-"""A kill loses what was sampled of at most so many problems."""
+MAX_WAVE_PROMPTS = 64
+"""Max prompts of a wave; a kill loses at most one wave."""
 logger = logging.getLogger(__name__)
 
 
@@ -77,21 +77,20 @@ class _SharedBase:
     episodes: Episodes
 
     def waves(self) -> Iterator[tuple[Target, EvaluationWave]]:
-        """Waves of prompts, fixed by the config and the plan, so that a resumed evaluation has the
-        same."""
+        """Yield the waves, which only the config and the plan determine, also when resumed."""
         at_once = self.plan.cache_tokens // self.plan.context_tokens
         at_once //= self.config.sample.completions_per_prompt
-        size = MOST_WAVE_PROMPTS if self.plan.engine else max(1, min(MOST_WAVE_PROMPTS, at_once))
+        size = MAX_WAVE_PROMPTS if self.plan.engine else max(1, min(MAX_WAVE_PROMPTS, at_once))
         for target in self.targets:
-            for each in self.sets:
-                for start in range(0, len(each.prompts), size):
-                    part = each.prompts[start : start + size]
-                    yield target, EvaluationWave(target.label, each.name, start, part)
+            for data_set in self.sets:
+                for start in range(0, len(data_set.prompts), size):
+                    part = data_set.prompts[start : start + size]
+                    yield target, EvaluationWave(target.label, data_set.name, start, part)
 
 
 def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
-    """Evaluate and return the summary, which is also written to ``<out>/summary.json``, last of
-    all; raises a ReasonError, and whole waves are kept."""
+    """Evaluate; return the summary, which ``<out>/summary.json`` gets at the end. A ReasonError
+    keeps the finished waves."""
     quiet_libraries()
     scoring = request.config.score
     scoring = scoring.with_options({"rewards": scoring.rewards[:1]})
@@ -106,11 +105,11 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
             for line in (*lines, *scorer.descriptions):
                 watch.line(line)
             # All waves are known before any is run: the file's lines must be their beginning.
-            ahead = [list(stage.waves()) for stage in stages]
-            done = log.resume([wave for each in ahead for _, wave in each])
+            planned = [list(stage.waves()) for stage in stages]
+            done = log.resume([wave for waves in planned for _, wave in waves])
             if done:
                 watch.line(f"{len(log.outcomes)} problems are done already")
-            for stage, waves in zip(stages, ahead, strict=True):
+            for stage, waves in zip(stages, planned, strict=True):
                 skipped = min(done, len(waves))
                 done -= skipped
                 if skipped < len(waves):
@@ -126,43 +125,43 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
 
 
 def _prepare(request: Request, scorer: Scorer) -> tuple[list[_SharedBase], list[str]]:
-    """The stages, and lines on what was chosen. Reads no weight and writes nothing."""
+    """The stages, and lines that describe them. Reads no weights and writes nothing."""
     stages, lines = [], []
-    looked = [(targets, look_at(_config_for(request, targets))) for targets in _by_base(request)]
-    date = _date(request, [subject for _, subject in looked])
-    for targets, subject in looked:
+    subjects = [(targets, look_at(_config_for(request, targets))) for targets in _by_base(request)]
+    date = _date(request, [subject for _, subject in subjects])
+    for targets, subject in subjects:
         config = subject.config.with_options({"data.date": date})
         for adapter in (target.adapter for target in targets if target.adapter is not None):
             adapters.check_fits(subject.policy, adapter, config.model.path)
         answers = not request.generate_only
         sets = load_evaluation(
-            config, subject.tokenizer, subject.context_tokens, scorer.columns, answers,
-        )  # fmt: skip
+            config, subject.tokenizer, subject.context_tokens, scorer.columns, answers
+        )
         attachments = None
-        for each in sets:
-            if each.attachments is not None:
-                each.attachments.check(config)
-                attachments = each.attachments.sizes
-        longest = max(len(prompt.token_ids) for each in sets for prompt in each.prompts)
+        for data_set in sets:
+            if data_set.attachments is not None:
+                data_set.attachments.check(config)
+                attachments = data_set.attachments.sizes
+        longest = max(len(prompt.token_ids) for data_set in sets for prompt in data_set.prompts)
         plan = subject.plan(longest, learns=False, attachments=attachments, reads=False)
         renderer = renderer_of(config, subject.tokenizer)
         episodes = episodes_of(config, renderer, subject.context_tokens)
         stages.append(_SharedBase(config, targets, subject.tokenizer, sets, plan, episodes))
-        problems = ", ".join(f"{each.name} {len(each.prompts)}" for each in sets)
+        problems = ", ".join(f"{data_set.name} {len(data_set.prompts)}" for data_set in sets)
         labels = " and ".join(target.label for target in targets)
         lines += [printable(f"evaluating {labels} of {config.model.path}: {problems}")]
-        lines += [line for each in sets if each.skipped for line in each.notes]
+        lines += [line for data_set in sets if data_set.skipped for line in data_set.notes]
         lines += subject.why[:-1]  # the last is of learning
     return stages, lines
 
 
 def _date(request: Request, subjects: Sequence[Subject]) -> str | None:
-    """The date that chat templates read: that of the config, of the evaluation that is in the
-    folder, of the config's run, or today's; None if none reads it."""
+    """The date for chat templates: the config's, the stored evaluation's, the run's or today's;
+    None if no template reads it."""
     config = request.config
-    renderers = [renderer_of(each.config, each.tokenizer) for each in subjects]
-    reads = any(dates.reads_date_in(config, renderer) for renderer in renderers)
-    if config.data.date is not None or not reads:
+    renderers = [renderer_of(subject.config, subject.tokenizer) for subject in subjects]
+    reads_date = any(dates.reads_date_in(config, renderer) for renderer in renderers)
+    if config.data.date is not None or not reads_date:
         return config.data.date
     run, earlier = config.run.directory / str(config.run.name), None
     if not request.afresh:
@@ -174,10 +173,10 @@ def _date(request: Request, subjects: Sequence[Subject]) -> str | None:
 def _by_base(request: Request) -> list[list[Target]]:
     """One group for all targets, if one base with one shape of adapter serves them."""
     targets = list(request.targets)
-    shapes = [adapters.section_of(each.adapter) for each in targets if each.adapter is not None]
+    shapes = [adapters.section_of(t.adapter) for t in targets if t.adapter is not None]
     if all(t.path == targets[0].path for t in targets) and all(s == shapes[0] for s in shapes):
         return [targets]
-    return [[each] for each in targets]
+    return [[target] for target in targets]
 
 
 def _config_for(request: Request, targets: list[Target]) -> Config:
@@ -188,7 +187,7 @@ def _config_for(request: Request, targets: list[Target]) -> Config:
             "model.path": targets[0].path,
             "model.adapter": section or config.model.adapter,
             "model.train": "adapter" if section else config.model.train,
-            "sample.prompts_per_step": MOST_WAVE_PROMPTS,
+            "sample.prompts_per_step": MAX_WAVE_PROMPTS,
             "sample.completions_per_prompt": num,
             "sample.max_new_tokens": config.eval_max_new_tokens,
         }
@@ -238,20 +237,21 @@ def _holds(file: Path, content: bytes) -> bool:
 
 
 def _identity(request: Request, stages: list[_SharedBase]) -> dict[str, Any]:
-    """Everything that the lines depend on."""
-    kept = ("model", "data", "sample", "score", "eval", "memory")
+    """Everything that determines the outcomes."""
+    sections = ("model", "data", "sample", "score", "eval", "memory")
     first = stages[0].config.model_dump(mode="json")
     rewards, player = request.config.score.rewards[:1], player_of(request.config)
+    # Prompts are compared by their tokens: a changed chat template is another evaluation, too.
     content = [
         [
-            each.name,
-            [(p.token_ids, p.answer, *(a.sha256 for a in p.attachments)) for p in each.prompts],
+            data_set.name,
+            [(p.token_ids, p.answer, *(a.sha256 for a in p.attachments)) for p in data_set.prompts],
         ]
         for stage in stages
-        for each in stage.sets
+        for data_set in stage.sets
     ]
     return {
-        "config": {name: first[name] for name in kept},
+        "config": {name: first[name] for name in sections},
         "seed": request.config.run.seed,
         "k": request.num_samples,
         "sets": dict(request.config.eval.sets),
@@ -281,14 +281,15 @@ def _run_stage(
     scorer: Scorer,
     watch: Watch,
 ) -> None:
-    """Sample and judge these waves, one target's after another's."""
+    """Sample and score these waves, target by target."""
     config, plan = stage.config, stage.plan
-    read = (each.attachments for each in stage.sets if each.attachments is not None)
+    sources = (s.attachments for s in stage.sets if s.attachments is not None)
     with Model(
-        config.model, stage.tokenizer, config.run.seed, plan.engine, attachments=next(read, None)
+        config.model, stage.tokenizer, config.run.seed, plan.engine, attachments=next(sources, None)
     ) as model:
         for target in stage.targets:
-            todo = [wave for of, wave in waves if of is target]
+            # The base is loaded once for all targets; only the adapter changes in between.
+            todo = [wave for owner, wave in waves if owner is target]
             if not todo:
                 continue
             if target.adapter is None:
@@ -324,27 +325,32 @@ def _wave_outcomes(
     seed = random.Random(f"{config.run.seed}/evaluate/{wave.set}/{wave.start}").getrandbits(63)
     greedy = SamplingParams(1, section.max_new_tokens, temperature=0.0, stop=tuple(section.stop))
     drawn = replace(
-        greedy, num_completions=k, temperature=section.temperature, top_k=section.top_k,
-        top_p=section.top_p, min_p=section.min_p,
-    )  # fmt: skip
-    find = None if request.generate_only else scorer.rewards[0].reward.answer
+        greedy,
+        num_completions=k,
+        temperature=section.temperature,
+        top_k=section.top_k,
+        top_p=section.top_p,
+        min_p=section.min_p,
+    )
+    answer_in = None if request.generate_only else scorer.rewards[0].reward.answer
 
-    def ask(params: SamplingParams) -> list[list[Answer]]:
+    def answers_by_problem(params: SamplingParams) -> list[list[Answer]]:
         """Answers of each problem."""
         groups = sampler.sample(wave.prompts, params, seed=seed, progress=progress)
         if not request.generate_only:
             groups = scorer.score(groups, only_first=True)
         return [
             [
-                answer_of(each, find(group.prompt.continued_by(each)) if find else None)
-                for each in group.completions
+                answer_of(c, answer_in(group.prompt.continued_by(c)) if answer_in else None)
+                for c in group.completions
             ]
             for group in groups
         ]
 
+    # Unscored completions need no greedy answer if samples are drawn.
     none: list[list[Answer]] = [[] for _ in wave.prompts]
-    first = none if request.generate_only and k else ask(greedy)
-    samples = ask(drawn) if k else none
+    first = none if request.generate_only and k else answers_by_problem(greedy)
+    samples = answers_by_problem(drawn) if k else none
     return [
         {
             "model": wave.model,
@@ -352,10 +358,10 @@ def _wave_outcomes(
             "id": prompt.id,
             "prompt": prompt.text,
             "gold": prompt.answer,
-            "greedy": one[0] if one else None,
-            "samples": many,
+            "greedy": greedy_answer[0] if greedy_answer else None,
+            "samples": sampled,
         }
-        for prompt, one, many in zip(wave.prompts, first, samples, strict=True)
+        for prompt, greedy_answer, sampled in zip(wave.prompts, first, samples, strict=True)
     ]
 
 

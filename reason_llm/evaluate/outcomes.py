@@ -1,7 +1,7 @@
 """problems.jsonl: the outcome of each problem of an evaluation, one line each, in a planned order.
 
-A wave of problems is appended whole and synced. After a kill what follows the last whole wave is
-cut off, so that every wave is sampled as it would have been."""
+A wave of problems is appended whole and synced. After a kill, a partial wave is cut off and sampled
+again, so the file is the same as without the kill."""
 
 import os
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from reason_llm.errors import DataError, WriteError, one_line
 from reason_llm.files import open_to_append, read_bounded, sha256, write_atomically
 from reason_llm.rollout import Completion, Prompt
 
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 
 
 class _Answer(TypedDict):
@@ -47,7 +47,7 @@ class _OutcomeLine(TypedDict):
 _OUTCOME = TypeAdapter(_OutcomeLine)
 Answer = dict[str, Any]
 Outcome = dict[str, Any]
-"""As above; what is None by the kind of evaluation is known by whoever reads them."""
+"""An ``_Answer`` and an ``_OutcomeLine``; readers know which values their evaluation has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class EvaluationWave:
 
 
 class OutcomeLog:
-    """Log of outcomes in ``path``, read back by waves: ``num_samples`` of each problem, with the
-    greedy answer, and if ``judged`` a reward for each."""
+    """Log of outcomes in ``path``: of each problem the greedy answer and ``num_samples`` samples,
+    with rewards if ``judged``."""
 
     def __init__(self, path: Path, num_samples: int = 0, judged: bool = True) -> None:
         self.path = path
@@ -77,31 +77,31 @@ class OutcomeLog:
         self.outcomes: list[Outcome] = []
 
     def resume(self, waves: Sequence[EvaluationWave]) -> int:
-        """Read the whole waves in the file, cut off the rest, and return their number; raises a
-        DataError if a line is of another evaluation, or the file cannot be read."""
+        """Read the whole waves in the file, cut off the rest, and return their number. Raises a
+        DataError if the file cannot be read or belongs to another evaluation."""
         lines = self._read()
-        found, done = [self._parsed(i, line) for i, line in enumerate(lines, start=1)], 0
+        parsed, num_waves = [self._parsed(i, line) for i, line in enumerate(lines, start=1)], 0
         position = 0
         for wave in waves:
-            part = found[position : position + len(wave.prompts)]
+            part = parsed[position : position + len(wave.prompts)]
             if len(part) < len(wave.prompts) or part[-1] is None:
                 break
-            if [(each["model"], each["set"], each["id"]) for each in part if each] != wave.keys:
+            if [(o["model"], o["set"], o["id"]) for o in part if o] != wave.keys:
                 raise DataError(
                     f"{self.path}:{position + 1} is not of this evaluation; remove the folder, or "
                     "set another --out"
                 )
-            self.outcomes += [each for each in part if each]
-            position, done = position + len(part), done + 1
+            self.outcomes += [o for o in part if o]
+            position, num_waves = position + len(part), num_waves + 1
         if position < len(lines) or not self.path.exists():
             write_atomically(self.path, b"".join(lines[:position]))
-        return done
+        return num_waves
 
     def append(self, outcomes: Sequence[Outcome]) -> None:
         """Append a wave; on disk on return. Raises a WriteError."""
         try:
             with open_to_append(self.path) as file:
-                file.write(b"".join(orjson.dumps(each) + b"\n" for each in outcomes))
+                file.write(b"".join(orjson.dumps(outcome) + b"\n" for outcome in outcomes))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -112,11 +112,11 @@ class OutcomeLog:
 
     def digest(self) -> str:
         """SHA-256 of the file; raises an OSError if it cannot be read."""
-        return sha256(self.path, MOST_BYTES)
+        return sha256(self.path, MAX_BYTES)
 
     def _read(self) -> list[bytes]:
         try:
-            return read_bounded(self.path, MOST_BYTES).splitlines(keepends=True)
+            return read_bounded(self.path, MAX_BYTES).splitlines(keepends=True)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -130,13 +130,13 @@ class OutcomeLog:
             return None
         where = ""
         try:
-            found: Outcome = dict(_OUTCOME.validate_json(line, strict=True))
-            answers = [*found["samples"], found["greedy"]]
+            outcome: Outcome = dict(_OUTCOME.validate_json(line, strict=True))
+            answers = [*outcome["samples"], outcome["greedy"]]
             is_whole = len(answers) == self.num_samples + 1
             if is_whole and not (
-                self.judged and any(each is None or each["reward"] is None for each in answers)
+                self.judged and any(a is None or a["reward"] is None for a in answers)
             ):
-                return found
+                return outcome
         except ValidationError as error:
             where = f" at {'.'.join(map(str, error.errors()[0]['loc']))}"
         raise DataError(

@@ -1,6 +1,5 @@
-"""Command line of ``scripts/evaluate.py``, parsed: a run's folder, a config, a model or an adapter
-says how problems are asked and judged; ``--model`` and ``--compare`` name the models, ``--sets``
-the problems."""
+"""Command line of ``evaluate``, parsed: a run, a config, a model or an adapter determines prompts
+and rewards; ``--model`` and ``--compare`` name the models, ``--sets`` the problems."""
 
 import logging
 import re
@@ -17,8 +16,8 @@ from reason_llm.run.store import folder as run_folder
 log = logging.getLogger(__name__)
 HELD_OUT = "held_out"
 """The name of the set that ``data.eval`` gives."""
-OF_A_RUN = {"adapter", *run_folder.KEPT} - {"last"}
-"""What ``--model`` and ``--compare`` call a run's adapters."""
+RUN_ADAPTERS = {"adapter", *run_folder.KEPT} - {"last"}
+"""Names of a run's adapters in ``--model`` and ``--compare``."""
 _FILE = re.compile(r".*\.(jsonl|json|csv|parquet)")
 
 
@@ -38,7 +37,7 @@ class Request:
     """An evaluation, not yet checked against models and data."""
 
     config: Config
-    """Its ``eval.sets`` are the sets, and nothing else of it says what is evaluated."""
+    """``eval.sets`` has the sets to evaluate."""
     targets: tuple[Target, ...]
     """One, or two to compare."""
     num_samples: int
@@ -46,12 +45,12 @@ class Request:
     generate_only: bool
     out: Path
     afresh: bool
-    """Whatever is there is to be moved aside. By the command line alone: a run that was begun with
-    run.resume=never has that in its config."""
+    """Whether to move existing results aside: --run.resume never, which a run's config may also
+    have from its start, so only the command line counts."""
     selected_on: str | None
     """The set on which the run's best adapter, one of the targets, was selected."""
     may_move_aside: bool
-    """Nobody named ``out``, so a finished evaluation that is there may give way."""
+    """Whether a finished evaluation may be moved aside, because ``out`` was not given."""
 
 
 def make_request(line: CommandLine) -> Request:
@@ -65,18 +64,18 @@ def make_request(line: CommandLine) -> Request:
             "nothing to evaluate; name a run's folder such as runs/quickstart, a config, or a "
             "model's folder or Hub id"
         )
-    # Options of eval without a set are an error, and the sets are not made out yet.
+    # Options of eval without a set are an error, and the sets are not known yet.
     later = {k: v for k, v in line.overrides.items() if k.startswith("eval.") and k != "eval.sets"}
-    which = run_folder.which_adapter(line.one("which"))
+    which_adapter = run_folder.which_adapter(line.one("which"))
     own_overrides = {k: v for k, v in line.overrides.items() if k not in later}
-    config, own = _read(line.what, own_overrides, which, line.source)
-    wanted = [line.one("model") or own.label, line.one("compare")]
+    config, subject = _read(line.what, own_overrides, which_adapter, line.source)
+    names = [line.one("model") or subject.label, line.one("compare")]
     run = Path(line.what) if run_folder.is_run(Path(line.what)) else None
-    targets = tuple(_target(name, config, own, run) for name in wanted if name is not None)
+    targets = tuple(_target(name, config, subject, run) for name in names if name is not None)
     if len({target.label for target in targets}) < len(targets):
         raise ConfigError(
-            f"{line.named('compare')} {wanted[1]} is the model itself; name another, such as "
-            + ("a run's folder" if wanted[1] == "base" else "base")
+            f"{line.named('compare')} {names[1]} is the model itself; name another, such as "
+            + ("a run's folder" if names[1] == "base" else "base")
         )
     sets = _sets(line, config)
     own_sources = [*config.evaluation_sets.values()]
@@ -108,8 +107,8 @@ def make_request(line: CommandLine) -> Request:
 
 
 def _judged(sets: dict[str, str], config: Config, line: CommandLine) -> dict[str, Any]:
-    """The reward and the prompt of known sets: programs are judged by their tests whatever the run
-    learns, and a model without a config is asked for a box around a number."""
+    """Reward and prompt for known sets: tests for programs, whatever the run's reward is, and a
+    boxed number for a model without a config."""
     is_run = run_folder.is_run(Path(str(line.what))) or str(line.what).endswith((".yaml", ".yml"))
     code = [name for name in sets if name in CODE_SETS]
     judges_code = config.score.rewards[0].kind.startswith("code_tests")
@@ -132,61 +131,62 @@ def _judged(sets: dict[str, str], config: Config, line: CommandLine) -> dict[str
 
 
 def _read(
-    what: str, overrides: dict[str, Any], which: run_folder.Which, source: str
+    source_name: str, overrides: dict[str, Any], which: run_folder.Which, source: str
 ) -> tuple[Config, Target]:
-    """Config and model that ``what`` names; ``source`` of the overrides in errors."""
-    path = Path(what)
+    """Config and model of this name; ``source`` names the overrides in errors."""
+    path = Path(source_name)
     run_folder.check_writes(path, "evaluate")
     if run_folder.is_run(path):
         config = run_folder.read_config(path, overrides, source)
         run_folder.check_writes(config, "evaluate")
         label = "adapter" if which == "last" else which
-        return config, _kept(label, config, run_folder.find_adapter(path, which))
-    run_folder.refuse_which(which, what)
+        return config, _trained_target(label, config, run_folder.find_adapter(path, which))
+    run_folder.refuse_which(which, source_name)
     if path.suffix in (".yaml", ".yml"):
         config = config_file.load(path, overrides, overrides_name=source)
         run_folder.check_writes(config, "evaluate")
         return config, Target("base", config.model.path, None)
     if path.is_dir() and not any(path.iterdir()):
-        raise ConfigError(f"{what} is empty; name a run's folder, a config or a model")
+        raise ConfigError(f"{source_name} is empty; name a run's folder, a config or a model")
     beside_runs = any(path.parent.glob(f"*/{run_folder.CONFIG}")) or path.parent == Path("runs")
     if not path.exists() and beside_runs:
         raise ConfigError(run_folder.no_run(path))
     is_adapter = run_folder.is_adapter(path)
     if not is_adapter:
-        folder.check(what, "config.json")
-    base = str(adapters.base_of(path)) if is_adapter else what
-    tree = {"run": {"name": path.name}, "model": {"path": base}, "data": {"train": what}}
+        folder.check(source_name, "config.json")
+    # Adapters and models have no config: this one has the defaults, and its rows are not read.
+    base = str(adapters.base_of(path)) if is_adapter else source_name
+    tree = {"run": {"name": path.name}, "model": {"path": base}, "data": {"train": source_name}}
     config = config_file.build(tree, path, overrides, overrides_name=source)
     if is_adapter:
         return config, Target("adapter", config.model.path, path)
     return config, Target("base", config.model.path, None)
 
 
-def _kept(label: str, config: Config, folder: Path) -> Target:
+def _trained_target(label: str, config: Config, folder: Path) -> Target:
     """The result of a run: an adapter over the model, or a model."""
     if run_folder.is_adapter(folder):
         return Target(label, config.model.path, folder)
     return Target(label, str(folder), None)
 
 
-def _target(name: str, config: Config, own: Target, run: Path | None) -> Target:
+def _target(name: str, config: Config, default: Target, run: Path | None) -> Target:
     """Model that ``--model`` or ``--compare`` names; ``run`` is the folder of the run, if any."""
-    if name == own.label:
-        return own
+    if name == default.label:
+        return default
     if name == "base":
         return Target("base", config.model.path, None)
-    if run is not None and name in OF_A_RUN:
+    if run is not None and name in RUN_ADAPTERS:
         which = run_folder.which_adapter(None if name == "adapter" else name)
-        return _kept(name, config, run_folder.find_adapter(run, which))
+        return _trained_target(name, config, run_folder.find_adapter(run, which))
     path = Path(name)
     run_folder.check_writes(path, "evaluate")
     if run_folder.is_run(path):
         run_folder.check_writes(run_folder.read_config(path), "evaluate")
-        return _kept(name, config, run_folder.find_adapter(path))
+        return _trained_target(name, config, run_folder.find_adapter(path))
     if run_folder.is_adapter(path):
         return Target(name, config.model.path, path)
-    if name in OF_A_RUN:
+    if name in RUN_ADAPTERS:
         raise ConfigError("there is no adapter: name a run's folder, or an adapter's")
     return Target(name, name, None)
 
@@ -204,32 +204,33 @@ def _selected_on(
 def _sets(line: CommandLine, config: Config) -> dict[str, str]:
     """Sources of the sets by name."""
     names, option = line.values.get("sets"), line.named("sets")
-    own = {name or HELD_OUT: source for name, source in config.evaluation_sets.items()}
+    config_sets = {name or HELD_OUT: source for name, source in config.evaluation_sets.items()}
     if names is None:
-        if not own:
+        if not config_sets:
             raise ConfigError(
                 f"no set to evaluate on; name some with {option}: {', '.join(EVALUATION_SETS)}, "
                 "or a file"
             )
-        return own
-    found: dict[str, str] = {}
+        return config_sets
+    sources: dict[str, str] = {}
     for name in names:
         label, equals, source = name.partition("=")
         if not equals or "?" in label:  # verifiers:TASKSET?size=200
-            label, source = _of_name(name, EVALUATION_SETS | own, option)
-        if label in found:
-            raise ConfigError(f"{option} names {label} twice; give one of them another name, as in "
-                              f"other={source}")  # fmt: skip
-        found[label] = source
-    return found
+            label, source = _named_set(name, EVALUATION_SETS | config_sets, option)
+        if label in sources:
+            raise ConfigError(
+                f"{option} names {label} twice; give one of them another name, as in other={source}"
+            )
+        sources[label] = source
+    return sources
 
 
-def _of_name(name: str, known: dict[str, str], option: str) -> tuple[str, str]:
-    if name in known:
-        return name, known[name]
+def _named_set(name: str, named: dict[str, str], option: str) -> tuple[str, str]:
+    if name in named:
+        return name, named[name]
     if is_played(name) or "/" in name or _FILE.fullmatch(name.lower()) or name.startswith(GYM):
         return re.sub(r"[^A-Za-z0-9_.-]", "_", Path(name).stem), name
     raise ConfigError(
-        f"{option} {name} is none of {', '.join(known)}, and no file; name one of these, a file, "
+        f"{option} {name} is none of {', '.join(named)}, and no file; name one of these, a file, "
         f"or {name}=FILE"
     )

@@ -291,8 +291,10 @@ def make_reward(spec: RewardSpec, context: Context) -> Reward:
         return _custom(spec, context)
     if spec.name not in REWARDS:
         check_reward(spec.name)
-        near = nearest(spec.name, REWARDS)
-        other = "name one of these, or custom: path/to/file.py:function"
+        near, other = nearest(spec.name, REWARDS), "name one of these, or path/to/file.py:function"
+        module, _, function = str(spec.name).rpartition(".")
+        if module.replace(".", "_").isidentifier() and function.isidentifier():  # as in Python
+            near = f"{module.replace('.', '/')}.py:{function}"
         raise ConfigError(
             f"score.rewards names {spec.name!r}, which is none of {', '.join(REWARDS)}; "
             + (f"did you mean {near}?" if near else other)

@@ -1,5 +1,5 @@
-"""The sampling alone by vLLM alone: ``LLM.generate`` with its own CUDA graphs and the same memory,
-with and without an adapter."""
+"""Sampling by vLLM alone: ``LLM.generate`` with CUDA graphs and the same memory, with or without an
+adapter."""
 
 import time
 from pathlib import Path
@@ -18,8 +18,8 @@ from reason_llm.model.vllm import MAX_LORA_RANKS
 
 
 def measure(work: Work, turns: Turns, lora: bool = False) -> None:
-    """Tokens a second of the same prompts, lengths and log-probs; a text for each completion, made
-    as ours are: at once when it ends, not token by token."""
+    """Tokens per second with the same prompts, lengths and log-probs. Completions are decoded when
+    they end, as ours are, not token by token."""
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
@@ -68,8 +68,8 @@ def measure(work: Work, turns: Turns, lora: bool = False) -> None:
                     tokenizer.decode(choice.token_ids, skip_special_tokens=True)
             seconds = time.perf_counter() - started
             tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
-            turns.answer({"sampling_seconds": seconds, "tokens": tokens,
-                          "sampling_tokens_per_second": tokens / seconds})  # fmt: skip
+            speed = {"sampling_tokens_per_second": tokens / seconds}
+            turns.answer({"sampling_seconds": seconds, "tokens": tokens, **speed})
 
 
 def _write_adapter(work: Work, folder: Path) -> str:

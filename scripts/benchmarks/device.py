@@ -85,9 +85,9 @@ def process_bytes() -> int | None:
         return None
     from vllm.third_party import pynvml
 
-    for each in pynvml.nvmlDeviceGetComputeRunningProcesses(_nvml()):
-        if each.pid == os.getpid() and each.usedGpuMemory:
-            return int(each.usedGpuMemory) - _ballast_bytes
+    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(_nvml()):
+        if process.pid == os.getpid() and process.usedGpuMemory:
+            return int(process.usedGpuMemory) - _ballast_bytes
     return None
 
 
@@ -113,15 +113,16 @@ def watch() -> Iterator[Callable[[], int]]:
     from vllm.third_party import pynvml
 
     handle = _nvml()
-    more = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - used_bytes()
-    most, ended = 0, threading.Event()
+    # Without counts by process, what others held at the start is all that can be subtracted.
+    others_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - used_bytes()
+    peak, ended = 0, threading.Event()
 
     def look() -> int:
-        nonlocal most
-        own = process_bytes()
-        whole = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - more
-        most = max(most, whole if own is None else own)
-        return most
+        nonlocal peak
+        own_bytes = process_bytes()
+        gpu_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) - others_bytes
+        peak = max(peak, gpu_bytes if own_bytes is None else own_bytes)
+        return peak
 
     def poll() -> None:
         while not ended.wait(POLL_SECONDS):
@@ -142,8 +143,8 @@ def describe() -> str:
         name = f"{torch.cuda.get_device_name()} ({total_bytes() / GIB:.0f} GiB)"
     else:
         name = f"no GPU, {platform.machine()} CPU"
-    found = []
+    versions = []
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{package} {importlib.metadata.version(package)}")
-    return f"{name}; {', '.join(found)}"
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+    return f"{name}; {', '.join(versions)}"

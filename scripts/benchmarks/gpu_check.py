@@ -37,7 +37,7 @@ from reason_llm.sample import SamplingParams, prove_sampler_is_policy, sampling
 from reason_llm.train import Learner, Learners, learning, with_advantages
 
 ROUNDS = 3
-LEAST_HOST_GIB = 8
+MIN_HOST_GIB = 8
 PROMPTS, COMPLETIONS, PROMPT_TOKENS, COMPLETION_TOKENS = 8, 4, 200, 64
 Verdict = Literal["ok", "FAILS", "skipped"]
 
@@ -57,11 +57,11 @@ class Report:
             return False
         started = time.perf_counter()
         try:
-            found = act()
+            detail = act()
         except Exception:  # noqa: BLE001 - a check that fails is a line of the report
             self._tell("FAILS", name, traceback.format_exc())
             return False
-        self._tell("ok", name, f"{time.perf_counter() - started:.1f} s", found or "")
+        self._tell("ok", name, f"{time.perf_counter() - started:.1f} s", detail or "")
         return True
 
     def note(self, line: str) -> None:
@@ -75,17 +75,17 @@ class Report:
     def end(self) -> int:
         """The last line; the number of checks that failed."""
         counts = {
-            verdict: sum(found == verdict for found, _ in self.verdicts)
+            verdict: sum(passed == verdict for passed, _ in self.verdicts)
             for verdict in ("ok", "skipped", "FAILS")
         }
         self._say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
         return counts["FAILS"]
 
-    def _tell(self, verdict: Verdict, name: str, *said: str) -> None:
+    def _tell(self, verdict: Verdict, name: str, *details: str) -> None:
         self.verdicts.append((verdict, name))
         seconds = time.perf_counter() - self._started
-        details = "; ".join(each for each in said if each)
-        self._say(f"[{seconds:6.1f} s] {verdict:<8} {name}: {details}")
+        text = "; ".join(filter(None, details))
+        self._say(f"[{seconds:6.1f} s] {verdict:<8} {name}: {text}")
 
 
 def run(
@@ -97,7 +97,7 @@ def run(
     report.check(
         "a C compiler and Python's headers, which Triton needs", _compiler, needs_cuda=True
     )
-    report.check(f"{LEAST_HOST_GIB} GiB of host memory", _host_memory, needs_cuda=True)
+    report.check(f"{MIN_HOST_GIB} GiB of host memory", _host_memory, needs_cuda=True)
     if importlib.util.find_spec("fla") is None:
         report.note(f"fla is not installed: rows of Qwen3.5 are padded; {INSTALL_FLA}")
     else:
@@ -127,19 +127,19 @@ def _work(model: str, quantize: str) -> Work:
 
 def _compiler() -> str:
     """The compiler that Triton calls at the first use of a kernel (triton/runtime/build.py)."""
-    found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if found is None:
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
         raise AssertionError("neither gcc nor clang is there; apt install gcc")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise AssertionError(f"{header} is missing; apt install python{version}-dev")
-    return found
+    return compiler
 
 
 def _host_memory() -> str:
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / device.GIB
-    if gib < LEAST_HOST_GIB:
+    if gib < MIN_HOST_GIB:
         raise AssertionError(f"it has {gib:.1f} GiB")
     return f"{gib:.0f} GiB"
 
@@ -162,23 +162,23 @@ def _rms_norm() -> None:
     import vllm._custom_ops as ops
 
     rows, weight = torch.randn(8, 896, device="cuda").bfloat16(), torch.ones(896, device="cuda")
-    found = torch.empty_like(rows)
-    ops.rms_norm(found, rows, weight.bfloat16(), 1e-6)
+    computed = torch.empty_like(rows)
+    ops.rms_norm(computed, rows, weight.bfloat16(), 1e-6)
     expected = torch.nn.functional.rms_norm(rows.float(), (896,), eps=1e-6)
-    away = float((found.float() - expected).abs().max())
-    if away > 0.05:
-        raise AssertionError(f"it differs by {away:.3f}")
+    difference = float((computed.float() - expected).abs().max())
+    if difference > 0.05:
+        raise AssertionError(f"it differs by {difference:.3f}")
 
 
 def _stages(report: Report, work: Work) -> None:
     """Start, rounds, plan and measurement; the model is closed before this returns."""
     meter, plan = Meter(default_device()), ours.plan_of(work)
     config = ours.config_of(work)
-    made: list[Model] = []
+    models: list[Model] = []  # ``close`` empties it: no name here keeps the model alive
 
     def start() -> str:
         tokenizer = load_tokenizer(work.model)
-        made.append(Model(config.model, tokenizer, 0, plan.engine, checkpointing=True))
+        models.append(Model(config.model, tokenizer, 0, plan.engine, checkpointing=True))
         return _in_use()
 
     if not report.check("vLLM, views that are the checkpoint's, adapter", start):
@@ -186,15 +186,15 @@ def _stages(report: Report, work: Work) -> None:
         return
 
     def close() -> str:
-        made.pop().__exit__(None, None, None)
+        models.pop().__exit__(None, None, None)
         return _in_use()
 
     report.check(
         "every base weight lies in vLLM's pool of weights",
-        lambda: _weights_lie_in_their_pool(made[0]),
+        lambda: _weights_lie_in_their_pool(models[0]),
         needs_cuda=True,
     )
-    rounds = _Rounds(report, work, plan, meter, made[0])
+    rounds = _Rounds(report, work, plan, meter, models[0])
     rows = "padded rows" if config.train.packing == "padded" else "rows end to end proven"
     if report.check(f"learner, {rows}", rounds.make_learner):
         rounds.run()
@@ -234,10 +234,10 @@ class _Rounds:
     def _sample(self, seed: int) -> str:
         params = SamplingParams(self.work.completions, self.work.completion_tokens)
         with sampling(self.model, self.plan.cache_tokens) as sampler, self.meter.phase() as peak:
-            found = prove_sampler_is_policy(sampler, self.model, self.prompts)
+            checks = prove_sampler_is_policy(sampler, self.model, self.prompts)
             self.groups = sampler.sample(self.prompts, params, seed, lambda tokens, items: None)
-        shown = ", ".join(f"{name.split('/')[-1]} {value:.4f}" for name, value in found.items())
-        return f"{shown}; {_beside(peak.gib, self.plan.peak.sampling)}"
+        text = ", ".join(f"{name.split('/')[-1]} {value:.4f}" for name, value in checks.items())
+        return f"{text}; {_of_planned(peak.gib, self.plan.peak.sampling)}"
 
     def _release(self) -> str:
         engine: Any = self.model.engine
@@ -255,10 +255,10 @@ class _Rounds:
         norm = metrics["train/grad_norm"]
         if not norm > 0:
             raise AssertionError(f"the gradient's norm is {norm}")
-        return f"gradient {norm:.3g}; {_beside(peak.gib, self.plan.peak.learning)}"
+        return f"gradient {norm:.3g}; {_of_planned(peak.gib, self.plan.peak.learning)}"
 
 
-def _beside(measured_gib: float, planned_bytes: int) -> str:
+def _of_planned(measured_gib: float, planned_bytes: int) -> str:
     return f"{measured_gib:.2f} GiB of {planned_bytes / device.GIB:.2f} planned"
 
 
@@ -281,14 +281,13 @@ def _pool_allocations() -> dict[int, Any]:
     """vLLM's allocations by address."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
-    found = CuMemAllocator.instance
-    return {} if found is None else dict(found.pointer_to_data)
+    allocator = CuMemAllocator.instance
+    return {} if allocator is None else dict(allocator.pointer_to_data)
 
 
 def _weights_lie_in_their_pool(model: Model) -> str:
     """No parameter of the base in memory that is given back while learning."""
-    spans = [(start, start + each.handle[1], each.tag)
-             for start, each in _pool_allocations().items()]  # fmt: skip
+    spans = [(start, start + a.handle[1], a.tag) for start, a in _pool_allocations().items()]
     counts: dict[str, int] = {}
     for name, parameter in model.policy.named_parameters():
         where = (tag for start, end, tag in spans if start <= parameter.data_ptr() < end)
@@ -300,13 +299,13 @@ def _weights_lie_in_their_pool(model: Model) -> str:
 
 
 def _pools_are_empty() -> None:
-    left = _pool_allocations()
-    if left:
-        size = sum(each.handle[1] for each in left.values())
-        held = holders({start: start + each.handle[1] for start, each in left.items()})
+    remaining = _pool_allocations()
+    if remaining:
+        size = sum(a.handle[1] for a in remaining.values())
+        lines = holders({start: start + a.handle[1] for start, a in remaining.items()})
         raise AssertionError(
-            f"{len(left)} allocations, {size:,} bytes: no second engine can start\n"
-            + "\n".join(held)
+            f"{len(remaining)} allocations, {size:,} bytes: no second engine can start\n"
+            + "\n".join(lines)
         )
 
 
@@ -323,39 +322,39 @@ def holders(spans: dict[int, int], most_levels: int = 7) -> list[str]:
     lines: list[str] = []
     seen: set[int] = set()
     level: list[Any] = []
-    for each in gc.get_objects():
-        if not issubclass(type(each), torch.Tensor):
+    for item in gc.get_objects():
+        if not issubclass(type(item), torch.Tensor):
             continue
         try:
-            address = each.untyped_storage().data_ptr()
+            address = item.untyped_storage().data_ptr()
         except (RuntimeError, NotImplementedError):  # a tensor without storage, as in a graph
             continue
         if any(start <= address < end for start, end in spans.items()):
-            level.append(each)
+            level.append(item)
     for number in range(most_levels):
         kinds = Counter(map(_described, level))
-        shown = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(10))
-        lines.append(f"{number}: {shown}")
-        seen |= {id(each) for each in level} | {id(level), id(seen), id(lines)}
-        found = gc.get_referrers(*level)
-        level = [o for o in found if id(o) not in seen and not _is_scope(o)][:2000]
-        del found
+        text = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(10))
+        lines.append(f"{number}: {text}")
+        seen |= {id(item) for item in level} | {id(level), id(seen), id(lines)}
+        referrers = gc.get_referrers(*level)
+        level = [o for o in referrers if id(o) not in seen and not _is_scope(o)][:2000]
+        del referrers
         if not level:
             break
     return lines
 
 
-def _is_scope(found: Any) -> bool:
+def _is_scope(item: Any) -> bool:
     """Whether this is a frame, a module or a module's names, which everything leads to."""
-    is_names = type(found) is dict and "__spec__" in found
-    return is_names or issubclass(type(found), FrameType | ModuleType)
+    is_names = type(item) is dict and "__spec__" in item
+    return is_names or issubclass(type(item), FrameType | ModuleType)
 
 
-def _described(found: Any) -> str:
-    kind = type(found)
-    if isinstance(found, dict | list | tuple | set):
-        keys = f" with {', '.join(str(key) for key in list(found)[:3])}" if (
-            isinstance(found, dict) and all(isinstance(key, str) for key in list(found)[:3])
-        ) else ""  # fmt: skip
-        return f"{kind.__name__} of {len(found)}{keys}"
-    return f"{kind.__module__}.{getattr(found, '__qualname__', kind.__qualname__)}"
+def _described(item: Any) -> str:
+    kind = type(item)
+    if isinstance(item, dict | list | tuple | set):
+        keys = list(item)[:3]
+        has_names = isinstance(item, dict) and all(isinstance(key, str) for key in keys)
+        names = f" with {', '.join(keys)}" if has_names else ""
+        return f"{kind.__name__} of {len(item)}{names}"
+    return f"{kind.__module__}.{getattr(item, '__qualname__', kind.__qualname__)}"

@@ -1,6 +1,4 @@
-"""Benchmarks: the systems of a workload, or of a call, take turns step by step, so that load on the
-machine affects all of them equally.
-"""
+"""Benchmarks: systems take turns step by step, so that other load affects all of them equally."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -49,13 +47,13 @@ def cpu(
         if not work.is_quickstart:
             work = replace(work, model=make(work.model, folder / work.model))
         work = replace(work, trl_rows=trl_rows or work.trl_rows)
-        given = {system: (system, work) for system in ("reason_llm", "trl")}
+        systems = {system: (system, work) for system in ("reason_llm", "trl")}
         if work.lengths != "own":
-            given |= {
+            systems |= {
                 variant: (VARIANTS[variant][0], replace(work, **VARIANTS[variant][2]))  # type: ignore[arg-type]
                 for variant in variants
             }
-        outcomes = take_turns(given, DAY, threads=threads)
+        outcomes = take_turns(systems, DAY, threads=threads)
         sides = {name: [outcome] for name, outcome in outcomes.items()}
         blocks.append(Block(name, f"({name}) {title}: {described(work)}", sides))
     return blocks
@@ -63,33 +61,33 @@ def cpu(
 
 def described(work: Work) -> str:
     """Sizes of a step, for a person."""
-    given = lengths(work)
-    each = f"up to {work.completion_tokens}" if given is None else f"{min(given)} to {max(given)}"
+    exact = lengths(work)
+    span = f"up to {work.completion_tokens}" if exact is None else f"{min(exact)} to {max(exact)}"
     return (
         f"{Path(work.model).name}, LoRA rank {work.rank}, {work.prompts} prompts of up to "
-        f"{work.prompt_tokens} tokens, {work.completions} completions of {each} tokens each"
+        f"{work.prompt_tokens} tokens, {work.completions} completions of {span} tokens each"
     )
 
 
-def calls(work: Work, most_tokens: int) -> dict[str, dict[str, tuple[str, Work]]]:
+def calls(work: Work, max_tokens: int) -> dict[str, dict[str, tuple[str, Work]]]:
     """Sides of each call of the GPU benchmark, with their systems and work.
 
     ``memory`` samples and learns 8,192 tokens in NF4 where all but 24 GiB of the GPU is ballast,
-    and then searches the longest rows that can be learned, up to ``most_tokens``.
+    and then searches the longest rows that can be learned, up to ``max_tokens``.
     """
     nf4 = replace(work, kind="nf4")
     unsloth = ("unsloth", replace(work, budget_gib=UNSLOTH_GIB))
-    within = replace(
+    under_24_gib = replace(
         nf4, prompts=1, completions=4, prompt_tokens=7 * work.context,
         completion_tokens=work.context, repeats=1, warmup=False, budget_gib=24.0, has_ballast=True,
-        longest_tokens=most_tokens,
+        longest_tokens=max_tokens,
     )  # fmt: skip
     ours = {"reason_llm": ("reason_llm", work)}
     return {
         "speed": ours | {name: (name, work) for name in ("vllm", "vllm_lora")},
         "peers": {"trl": ("trl", work), "unsloth": unsloth},
         "nf4": ours | {"nf4": ("reason_llm", nf4)},
-        "memory": {"under_24_gib": ("reason_llm", within)},
+        "memory": {"under_24_gib": ("reason_llm", under_24_gib)},
         "fold": ours
         | {"folded": ("reason_llm", replace(work, is_folded=True)), "vllm": ("vllm", work)},
         "backend": ours | {"reason_llm_unsloth": ("reason_llm_unsloth", work)},
@@ -100,8 +98,8 @@ def gpu(
     names: Sequence[str],
     systems: Collection[str],
     work: Work,
-    most_tokens: int,
-    most_seconds: float,
+    max_tokens: int,
+    max_seconds: float,
     say: Callable[[str], None],
     keep: Callable[[list[Block]], None],
 ) -> list[Block]:
@@ -109,19 +107,20 @@ def gpu(
 
     Args:
         systems: that take part.
-        most_tokens: of the longest rows that are tried.
-        most_seconds: that a system may take for a call.
+        max_tokens: of the longest rows that are tried.
+        max_seconds: that a system may take for a call.
     """
     blocks = []
     for name in names:
         blocks.append(Block(name, f"{name}: {described(work)}", {}))
 
-        def kept(outcomes: dict[str, Outcome], block: Block = blocks[-1]) -> None:
+        # A benchmark of hours that is killed leaves the table of what it measured.
+        def keep_outcomes(outcomes: dict[str, Outcome], block: Block = blocks[-1]) -> None:
             block.sides = {side: [outcome] for side, outcome in outcomes.items()}
             keep(blocks)
 
-        sides = {k: v for k, v in calls(work, most_tokens)[name].items() if v[0] in systems}
-        outcomes = take_turns(sides, most_seconds, kept)
+        sides = {k: v for k, v in calls(work, max_tokens)[name].items() if v[0] in systems}
+        outcomes = take_turns(sides, max_seconds, keep_outcomes)
         for side, outcome in outcomes.items():
             say(f"{name} {side}: {outcome.error or 'measured'}")
             if outcome.trace:
@@ -131,8 +130,8 @@ def gpu(
 
 def titles(blocks: Sequence[Block]) -> dict[str, str]:
     """Return the titles of the measured sides, by their names in ``Block.sides``."""
-    known = SYSTEMS | {name: variant[1] for name, variant in VARIANTS.items()}
-    known |= {"nf4": "reason_llm, NF4", "under_24_gib": "reason_llm, NF4, 24 GiB",
-              "folded": "reason_llm, folded"}  # fmt: skip
+    names = SYSTEMS | {name: variant[1] for name, variant in VARIANTS.items()}
+    names |= {"nf4": "reason_llm, NF4", "folded": "reason_llm, folded"}
+    names["under_24_gib"] = "reason_llm, NF4, 24 GiB"
     sides = dict.fromkeys(side for block in blocks for side in block.sides)
-    return {side: known.get(side, side.replace("_", " ")) for side in sides}
+    return {side: names.get(side, side.replace("_", " ")) for side in sides}

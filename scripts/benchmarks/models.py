@@ -138,11 +138,11 @@ def _multimodal(shape: str) -> tuple[Any, int]:
     from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
     text, family = MULTIMODAL[shape], "gemma4" if shape.startswith("gemma4") else "qwen3_5"
-    ends = {"bos_token_id": None, "eos_token_id": text["vocab_size"] - 1,
-            "pad_token_id": text["vocab_size"] - 2}  # fmt: skip
+    size = text["vocab_size"]
+    ends = {"bos_token_id": None, "eos_token_id": size - 1, "pad_token_id": size - 2}
     config = CONFIG_MAPPING[family](text_config=text | ends, **TOWERS[family])
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
-    return model, text["vocab_size"]
+    return model, size
 
 
 def save_tokenizer(folder: Path, vocabulary: int) -> None:

@@ -55,9 +55,9 @@ class FixedLengthSampler(VllmSampler):
     """No completion ends before its last token, so that every system samples as much."""
 
     def _vllm_params(self, params: SamplingParams, seed: int) -> Any:
-        made = super()._vllm_params(params, seed)
-        made.ignore_eos, made.stop_token_ids = True, []
-        return made
+        vllm_params = super()._vllm_params(params, seed)
+        vllm_params.ignore_eos, vllm_params.stop_token_ids = True, []
+        return vllm_params
 
 
 class ForcedLengths(TransformersSampler):
@@ -80,6 +80,7 @@ def config_of(work: Work, backend: Literal["native", "unsloth"] = "native") -> C
     is_vllm = work.engine == "vllm"
     text = base.read_config(work.model).get_text_config(decoder=True)
     dtype = torch.float32 if work.kind == "float32" else torch.bfloat16
+    # Rows lie end to end only where attention keeps them apart.
     is_padded = backend == "unsloth" or attention.unfit(text, dtype, default_device()) is not None
     tree: dict[str, Any] = {
         "run": {"seed": work.seed, "steps": work.steps},
@@ -179,26 +180,27 @@ class _Steps:
 
     def step(self, step: int, buffer: RolloutBuffer) -> dict[str, float]:
         """Seconds, tokens a second, and GiB of one step of sampling and learning."""
-        model, found = self.model, dict[str, float]()
+        model, measures = self.model, dict[str, float]()
         if model.engine is not None and model.sync is not None:
             model.engine.release()  # the first step finds the engine as the others do
-            found["wake_seconds"] = _seconds(model.engine.wake)
-            found["sync_seconds"] = _seconds(model.sync)
+            measures["wake_seconds"] = _seconds(model.engine.wake)
+            measures["sync_seconds"] = _seconds(model.sync)
         started = time.perf_counter()
-        sampled = given(self.work, step) if self.work.is_given else self._sample(step, found)
-        groups = with_advantages(rewarded(self.work, sampled), ROW)
-        if not self.work.is_given:
+        is_random = self.work.is_random
+        groups = random_groups(self.work, step) if is_random else self._sample(step, measures)
+        groups = with_advantages(rewarded(self.work, groups), ROW)
+        if not is_random:
             buffer.write(step, groups, whole=True)
-            found["step_seconds"] = time.perf_counter() - started
+            measures["step_seconds"] = time.perf_counter() - started
         if model.engine is not None:
-            found["release_seconds"] = _seconds(model.engine.release)
+            measures["release_seconds"] = _seconds(model.engine.release)
             switch = ("wake_seconds", "sync_seconds", "release_seconds")
-            found["switch_seconds"] = sum(found[name] for name in switch)
-        before = found.get("step_seconds", 0.0) + found.get("switch_seconds", 0.0)
+            measures["switch_seconds"] = sum(measures[name] for name in switch)
+        before = measures.get("step_seconds", 0.0) + measures.get("switch_seconds", 0.0)
         learned = self.learn(step, to_data(groups))
-        return found | learned | {"step_seconds": before + learned["step_seconds"]}
+        return measures | learned | {"step_seconds": before + learned["step_seconds"]}
 
-    def _sample(self, step: int, found: dict[str, float]) -> list[Group]:
+    def _sample(self, step: int, measures: dict[str, float]) -> list[Group]:
         work = self.work
         params = SamplingParams(work.completions, work.completion_tokens)
         seed = step + 1_000_000 * work.seed
@@ -206,30 +208,30 @@ class _Steps:
         with sampling(self.model, self.plan.cache_tokens) as sampler, self._phase() as peak:
             groups = self._forced(sampler).sample(prompts(work, step), params, seed, _quiet)
             device.settle()
-        found["sampling_seconds"] = time.perf_counter() - started
+        measures["sampling_seconds"] = time.perf_counter() - started
         tokens = sum(len(c.token_ids) for group in groups for c in group.completions)
-        found["sampling_tokens_per_second"] = tokens / found["sampling_seconds"]
-        self._keep_peak(found, "sampling", peak, self.plan.peak.sampling)
+        measures["sampling_tokens_per_second"] = tokens / measures["sampling_seconds"]
+        self._keep_peak(measures, "sampling", peak, self.plan.peak.sampling)
         return groups
 
     def _forced(self, sampler: Sampler) -> Sampler:
         if isinstance(sampler, VllmSampler):
             return FixedLengthSampler(self.model)
-        wanted = lengths(self.work)
+        exact = lengths(self.work)
         assert isinstance(sampler, TransformersSampler)
-        return sampler if wanted is None else ForcedLengths(sampler, wanted)
+        return sampler if exact is None else ForcedLengths(sampler, exact)
 
     def learn(self, step: int, rows: list[Datum]) -> dict[str, float]:
         """The learning phase alone."""
-        found = dict[str, float]()
+        measures = dict[str, float]()
         started = time.perf_counter()
         with learning(self.learner), self._phase() as peak:
             Learners(self.learner).learn(step, rows, lambda n: None)
             device.settle()
         seconds = time.perf_counter() - started
-        self._keep_peak(found, "learning", peak, self.plan.peak.learning)
+        self._keep_peak(measures, "learning", peak, self.plan.peak.learning)
         passed = sum(row.num_tokens for row in rows)
-        return found | {
+        return measures | {
             "step_seconds": seconds,
             "learning_seconds": seconds,
             "learning_tokens_per_second": passed / seconds,
@@ -239,7 +241,7 @@ class _Steps:
     def longest(self) -> dict[str, float]:
         """Tokens of the longest rows that are planned and that are learned, by bisection in 16ths
         of the planned number, which is tried first."""
-        work = replace(self.work, is_given=True, prompt_tokens=min(256, self.work.prompt_tokens))
+        work = replace(self.work, is_random=True, prompt_tokens=min(256, self.work.prompt_tokens))
 
         def of_length(tokens: int) -> Work:
             return replace(work, completion_tokens=tokens - work.prompt_tokens)
@@ -252,7 +254,7 @@ class _Steps:
             return True
 
         def is_learned(tokens: int) -> bool:
-            rows = with_advantages(rewarded(work, given(of_length(tokens), 0)), ROW)
+            rows = with_advantages(rewarded(work, random_groups(of_length(tokens), 0)), ROW)
             try:
                 self.learn(work.steps, to_data(rows))
             except OutOfMemory:
@@ -261,10 +263,11 @@ class _Steps:
 
         ladder = range(2 * work.prompt_tokens, work.longest_tokens + 1, 2 * work.prompt_tokens)
         planned = ladder[max(0, last_that_fits(ladder, is_planned))]
+        # Only lengths around the planned one are learned, because each try is a whole step.
         rungs = [n for n in (planned * k // 16 for k in range(8, 25)) if n <= work.longest_tokens]
         index = last_that_fits(rungs, is_learned)
-        return {"longest_planned_tokens": planned,
-                "longest_tokens": rungs[index] if index >= 0 else 0}  # fmt: skip
+        longest = rungs[index] if index >= 0 else 0
+        return {"longest_planned_tokens": planned, "longest_tokens": longest}
 
     @contextmanager
     def _phase(self) -> Iterator[Peak]:
@@ -275,24 +278,24 @@ class _Steps:
             return
         with self.meter.phase() as peak:
             yield peak
-        own = device.process_bytes()
-        peak.gib = peak.gib if own is None else own / GIB
+        own_bytes = device.process_bytes()
+        peak.gib = peak.gib if own_bytes is None else own_bytes / GIB
 
-    def _keep_peak(self, found: dict[str, float], phase: str, peak: Any, planned: int) -> None:
+    def _keep_peak(self, measures: dict[str, float], phase: str, peak: Any, planned: int) -> None:
         if self.work.engine == "vllm":
-            found[f"{phase}_gib"], found[f"{phase}_planned_gib"] = peak.gib, planned / GIB
+            measures[f"{phase}_gib"], measures[f"{phase}_planned_gib"] = peak.gib, planned / GIB
 
 
 def last_that_fits(ladder: Sequence[int], fits: Callable[[int], bool]) -> int:
     """The index of the last rung that fits, if all below it do; -1 if none does."""
-    least, most = -1, len(ladder) - 1
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if fits(ladder[middle]) else (least, middle - 1)
-    return least
+    low, high = -1, len(ladder) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(ladder[middle]) else (low, middle - 1)
+    return low
 
 
-def given(work: Work, step: int) -> list[Group]:
+def random_groups(work: Work, step: int) -> list[Group]:
     """A step's groups where nothing is sampled."""
     rows = [Completion(ids, "", (-1.0,) * len(ids), "stop") for ids in completions(work, step)]
     size = work.completions
@@ -325,11 +328,11 @@ def scored(work: Work, groups: list[Group], only_first: bool = False) -> list[Gr
         return scorer.score(groups, only_first=only_first)
 
 
-def rewards_of_texts(work: Work, asked: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
+def rewards_of_texts(work: Work, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
     """The quick start's reward of one completion of each prompt."""
     groups = [
         Group(prompt, (Completion((), text, (), "stop"),))
-        for prompt, text in zip(asked, texts, strict=True)
+        for prompt, text in zip(prompts, texts, strict=True)
     ]
     return [group.completions[0].reward or 0.0 for group in scored(work, groups, only_first=True)]
 

@@ -4,7 +4,7 @@
 
 It downloads the wheels of ``PACKED`` for Python 3.12 at the versions of requirements/lock-gpu.txt,
 leaves out files that a run of a dense model on one GPU never loads, keeps the GPU code of one
-architecture, and writes OUT/stack.tar.xz. The other machine needs what ``GIVEN`` names, with
+architecture, and writes OUT/stack.tar.xz. The other machine needs what ``INSTALLED`` names, with
 torch for CUDA 13. Unpack it there into a folder, and set PYTHONPATH to that folder.
 """
 
@@ -48,9 +48,8 @@ MORE = {
     "typeguard": "4.6.1", "tyro": "1.0.17", "unsloth": "2026.10.7", "unsloth-zoo": "2026.10.7",
     "zipp": "4.1.2",
 }  # fmt: skip
-"""Distributions in the archive that the lock does not have, Unsloth's among them, with their
-versions."""
-GIVEN = """
+"""Distributions in the archive that the lock does not have, such as Unsloth's, with versions."""
+INSTALLED = """
 accelerate aiohttp anyio certifi charset-normalizer click cloudpickle filelock fsspec h11 hf-xet
 httpcore httpx huggingface-hub idna jinja2 markdown-it-py markupsafe matplotlib mpmath networkx
 numpy packaging pandas peft pillow prometheus-client protobuf psutil py-cpuinfo pyarrow pygments
@@ -74,8 +73,7 @@ LEFT_OUT = {
     "torchvision": "built for the machine's torch; models that read images need it there",
     "uvloop": "serving", "wheel": "installing", "xformers": "torch's own attention is used",
 }  # fmt: skip
-"""Distributions that no call imports, with what they are for; besides NVIDIA's, which come with
-torch."""
+"""Distributions that no call imports, with their use; NVIDIA's come with torch."""
 DROPPED = (
     "vllm/vllm-rs", "vllm/vllm_flash_attn/_vllm_fa2_C", "vllm/third_party/deep_gemm",
     "vllm/third_party/fmha_sm100", "vllm/_moe_C", "vllm/_deepselect", "vllm/_fastsafetensors",
@@ -86,7 +84,7 @@ DROPPED = (
 """Files that a run of a dense model on one GPU never loads, by the start of their names."""
 DROPPED_PARTS = ("/include/", "/static/", "/tests/", "/test/", "/cutlass/")
 BITSANDBYTES = ("libbitsandbytes_cuda130", "libbitsandbytes_cpu")
-MOST_MIB = 60
+MAX_MIB = 60
 FATBIN, ELF, PTX = struct.pack("<I", 0xBA55ED50), 2, 1
 
 
@@ -98,17 +96,17 @@ def locked() -> dict[str, str]:
 
 
 def uncovered(requirements: Mapping[str, Iterable[str]]) -> list[str]:
-    """Requirements of distributions, by their names, that are neither packed nor given nor left out
-    with a reason."""
-    known = {*PACKED.split(), *MORE, *GIVEN.split(), *LEFT_OUT}
+    """Requirements of distributions, by their names, that are neither packed nor installed nor
+    left out with a reason."""
+    covered = {*PACKED.split(), *MORE, *INSTALLED.split(), *LEFT_OUT}
     platform = {"extra": "", "python_version": "3.12", "python_full_version": "3.12.0"}
     missing = set()
     for name, lines in requirements.items():
-        for each in map(Requirement, lines):
-            wanted = canonicalize_name(each.name)
-            applies = each.marker is None or each.marker.evaluate(platform)
-            if applies and wanted not in known and not wanted.startswith("nvidia-"):
-                missing.add(f"{name} needs {wanted}")
+        for requirement in map(Requirement, lines):
+            needed = canonicalize_name(requirement.name)
+            applies = requirement.marker is None or requirement.marker.evaluate(platform)
+            if applies and needed not in covered and not needed.startswith("nvidia-"):
+                missing.add(f"{name} needs {needed}")
     return sorted(missing)
 
 
@@ -118,23 +116,23 @@ def download(folder: Path) -> list[Path]:
                *(f"--abi={abi}" for abi in ("cp312", "abi3", "none")), "--platform=any",
                *(f"--platform=manylinux_2_{n}_x86_64" for n in (39, 35, 34, 31, 28, 27, 24, 17)),
                "--platform=manylinux2014_x86_64", "--platform=manylinux1_x86_64"]  # fmt: skip
-    wanted = [f"{name}=={version}" for name, version in locked().items()]
-    command = [sys.executable, "-m", "pip", "download", "-q", "-d", str(folder), *options, *wanted]
+    pinned = [f"{name}=={version}" for name, version in locked().items()]
+    command = [sys.executable, "-m", "pip", "download", "-q", "-d", str(folder), *options, *pinned]
     subprocess.run(command, check=True)
     return sorted(folder.glob("*.whl"))
 
 
 def unpack(wheels: Iterable[Path], site: Path) -> dict[str, list[str]]:
     """Unpack the wheels into ``site`` without what is dropped, and return their requirements."""
-    found = {}
+    requirements = {}
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
             archive.extractall(site, [name for name in names if is_wanted(name)])
             metadata = next(n for n in names if n.endswith(".dist-info/METADATA"))
             headers = Parser().parsestr(archive.read(metadata).decode())
-            found[headers["Name"]] = headers.get_all("Requires-Dist", [])
-    return found
+            requirements[headers["Name"]] = headers.get_all("Requires-Dist", [])
+    return requirements
 
 
 def is_wanted(name: str) -> bool:
@@ -162,10 +160,10 @@ def keep_one_architecture(path: Path, arch: int) -> None:
             if not entries:
                 position += 4
                 continue
-            kept = [e for e in entries if e[0] == ELF and e[1] == arch]
-            kept = kept or [e for e in entries if e[0] == PTX and e[1] <= arch]
-            kept = kept or [min(entries, key=lambda e: e[3] - e[2])]
-            packed = b"".join(image[first:last] for _, _, first, last in kept)
+            selected = [e for e in entries if e[0] == ELF and e[1] == arch]
+            selected = selected or [e for e in entries if e[0] == PTX and e[1] <= arch]
+            selected = selected or [min(entries, key=lambda e: e[3] - e[2])]
+            packed = b"".join(image[first:last] for _, _, first, last in selected)
             image[start:end] = packed + bytes(end - start - len(packed))
             struct.pack_into("<Q", image, position + 8, len(packed))
             position = end
@@ -173,33 +171,32 @@ def keep_one_architecture(path: Path, arch: int) -> None:
 
 def _entries(image: mmap.mmap, at: int, end: int) -> list[tuple[int, int, int, int]]:
     """Kind, architecture, start and end of each entry; [] if this is no fat binary."""
-    found = []
+    entries = []
     while at < end:
         kind, _, header, payload = struct.unpack_from("<HHIQ", image, at)
         if not 32 <= header <= 4096 or at + header + payload > end:
             return []
         arch = struct.unpack_from("<I", image, at + 28)[0]
-        found.append((kind, arch, at, at + header + payload))
+        entries.append((kind, arch, at, at + header + payload))
         at += header + payload
-    return found
+    return entries
 
 
-def pack(given: argparse.Namespace) -> int:
-    """Write the archive ``given.out``; return 1 if a requirement is not covered, or the archive is
-    too large."""
-    given.out.mkdir(parents=True, exist_ok=True)
+def pack(args: argparse.Namespace) -> int:
+    """Write the archive; return 1 if it is too large or a requirement is not covered."""
+    args.out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch:
-        wheels, site = given.wheels or Path(scratch) / "wheels", Path(scratch) / "site"
+        wheels, site = args.wheels or Path(scratch) / "wheels", Path(scratch) / "site"
         wheels.mkdir(parents=True, exist_ok=True)
         if missing := uncovered(unpack(download(wheels), site)):
-            print("error: name these in PACKED, GIVEN or LEFT_OUT:", *missing, sep="\n  ")
+            print("error: name these in PACKED, INSTALLED or LEFT_OUT:", *missing, sep="\n  ")
             return 1
         for library in site.rglob("*.so"):
             if library.stat().st_size > 1 << 20:
-                keep_one_architecture(library, given.arch)
-        archive = given.out / "stack.tar.xz"
+                keep_one_architecture(library, args.arch)
+        archive = args.out / "stack.tar.xz"
         subprocess.run(["tar", "cf", str(archive), "-I", "xz -9e -T2", "--sort=name", "--owner=0",
                         "--group=0", "-C", str(site), "."], check=True)  # fmt: skip
     mib = archive.stat().st_size / 2**20
-    print(f"{archive}: {mib:.1f} MiB ({MOST_MIB} at most)")
-    return int(mib > MOST_MIB)
+    print(f"{archive}: {mib:.1f} MiB ({MAX_MIB} at most)")
+    return int(mib > MAX_MIB)

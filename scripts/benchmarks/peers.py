@@ -64,7 +64,7 @@ def measure_trl(work: Work, turns: Turns) -> None:
             arguments |= _vllm_arguments(work) | {"use_liger_kernel": chunked}
             more["quantization_config"] = _nf4() if work.kind == "nf4" else None
         trainer = _grpo(work, arguments, more)
-        trainer.use_liger_kernel = chunked
+        trainer.use_liger_kernel = chunked  # chunks the log-probs also where Liger is missing
         _run(work, trainer, turns)
 
 
@@ -175,15 +175,15 @@ def _grpo(work: Work, arguments: dict[str, Any], more: dict[str, Any]) -> Any:
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    asked = [prompt for step in range(work.steps) for prompt in prompts(work, step)]
+    all_prompts = [prompt for step in range(work.steps) for prompt in prompts(work, step)]
 
     def reward(completions: list[str], index: list[int], **_: Any) -> list[float]:
         """Return the quick start's rewards, or 0 and 1 in turn."""
         if work.is_quickstart:
-            return ours.rewards_of_texts(work, [asked[i] for i in index], completions)
+            return ours.rewards_of_texts(work, [all_prompts[i] for i in index], completions)
         return [float(i % 2) for i in range(len(completions))]
 
-    rows = [{"prompt": prompt.text, "index": i} for i, prompt in enumerate(asked)]
+    rows = [{"prompt": prompt.text, "index": i} for i, prompt in enumerate(all_prompts)]
     return GRPOTrainer(
         args=GRPOConfig(**(_grpo_arguments(work) | arguments)),
         reward_funcs=reward,
@@ -196,8 +196,8 @@ def _rows(work: Work) -> int:
     """Rows of a micro-batch: as many as ours holds, and a divisor of the step's rollouts."""
     if work.trl_rows is not None:
         return work.trl_rows
-    most = max(1, ours.plan_of(work).micro_batch_tokens // work.context)
-    return max(rows for rows in range(1, most + 1) if work.rollouts % rows == 0)
+    max_rows = max(1, ours.plan_of(work).micro_batch_tokens // work.context)
+    return max(rows for rows in range(1, max_rows + 1) if work.rollouts % rows == 0)
 
 
 def _unsloth_utilisation(work: Work) -> float:
@@ -252,13 +252,13 @@ class _Clock(TrainerCallback):
         device.settle()
         work, total = self.work, time.perf_counter() - self.started
         values = {"step_seconds": total, "learning_seconds": total - self.before_learning}
-        if work.is_given:
+        if work.is_random:
             values["step_seconds"] = values["learning_seconds"]
         else:
             values["sampling_seconds"] = self.sampling
             values["sampling_tokens_per_second"] = self.tokens / self.sampling
-        asked = sum(len(prompt.token_ids) for prompt in prompts(work, self.step))
-        passed = asked * work.completions + self.tokens
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts(work, self.step))
+        passed = prompt_tokens * work.completions + self.tokens
         values["learning_tokens_per_second"] = passed / values["learning_seconds"]
         values["tokens"] = self.tokens
         self.step += 1
@@ -269,32 +269,32 @@ class _Clock(TrainerCallback):
 
     def _timed_generation(self, prompt_ids: list[list[int]], *args: Any, **named: Any) -> Any:
         work = self.work
-        asked = [list(prompt.token_ids) for prompt in prompts(work, self.step)]
-        if prompt_ids[:: work.completions] != asked:
+        expected = [list(prompt.token_ids) for prompt in prompts(work, self.step)]
+        if prompt_ids[:: work.completions] != expected:
             raise RuntimeError("it reads other prompts")
-        wanted = lengths(work)
-        if work.is_given:
-            made = ([list(ids) for ids in completions(work, self.step)], None)
+        exact = lengths(work)
+        if work.is_random:
+            result = ([list(ids) for ids in completions(work, self.step)], None)
         else:
-            if wanted is not None and work.engine == "transformers":
-                self._force(wanted)
-            made = self._timed("sampling", self._generate, prompt_ids, *args, **named)
-        found = tuple(len(ids) for ids in made[0])
-        if wanted is not None and found != wanted:
-            raise RuntimeError(f"completions of {found} tokens, not of {wanted}")
-        self.tokens = sum(found)
-        return made
+            if exact is not None and work.engine == "transformers":
+                self._force(exact)
+            result = self._timed("sampling", self._generate, prompt_ids, *args, **named)
+        num_tokens = tuple(len(ids) for ids in result[0])
+        if exact is not None and num_tokens != exact:
+            raise RuntimeError(f"completions of {num_tokens} tokens, not of {exact}")
+        self.tokens = sum(num_tokens)
+        return result
 
     def _timed(self, name: str, act: Callable[..., Any], *args: Any, **named: Any) -> Any:
         device.settle()
         started = time.perf_counter()
-        made = act(*args, **named)
+        result = act(*args, **named)
         device.settle()
         setattr(self, name, time.perf_counter() - started)
-        return made
+        return result
 
-    def _force(self, wanted: Sequence[int]) -> None:
-        end = ForcedLengths(wanted, self.trainer.processing_class.eos_token_id)
+    def _force(self, exact: Sequence[int]) -> None:
+        end = ForcedLengths(exact, self.trainer.processing_class.eos_token_id)
         base = self.trainer.model.get_base_model()
         processors = LogitsProcessorList([end])
         base.generate = functools.partial(type(base).generate, base, logits_processor=processors)

@@ -40,8 +40,9 @@ def run(repeats: int, steps: int, replicas: int, is_small: bool, folder: Path) -
             "ahead": {"shards": 4, "max_staleness": 1, "samplers": 1},
         },
     }
-    tried = _run(folder, "tried", pairs["ahead"]["in_turn"], 1, is_small, epochs=1)
-    passes = max(1, round(tried.median("sampling_seconds") / tried.median("learning_seconds")))
+    # Phases of equal length can hide each other best, so a trial sets the learner's passes.
+    trial = _run(folder, "tried", pairs["ahead"]["in_turn"], 1, is_small, epochs=1)
+    passes = max(1, round(trial.median("sampling_seconds") / trial.median("learning_seconds")))
     blocks = []
     for pair, kinds in pairs.items():
         epochs = passes if pair == "ahead" else 1
@@ -74,16 +75,16 @@ def _run(
     }  # fmt: skip
     config = place / "config.yaml"
     config.write_text(yaml.safe_dump(tree))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "train.py"), str(config)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
+    if process.returncode:
         raise RuntimeError(
-            f"a run of the benchmark ended with:\n{done.stdout}{done.stderr}"[-3000:]
+            f"a run of the benchmark ended with:\n{process.stdout}{process.stderr}"[-3000:]
         )
     records = map(orjson.loads, read_text(place / "run" / "metrics.jsonl").splitlines())
     return Outcome(steps=[_measures(record) for record in list(records)[1 + WARM_UP :]])
@@ -91,13 +92,13 @@ def _run(
 
 def _measures(record: dict[str, float]) -> dict[str, float]:
     """Return the total time of a step, and its parts."""
-    found = {
+    measures = {
         "step_seconds": record["time/total_seconds"],
         "sampling_seconds": record.get("time/sampling_seconds", 0.0),
         "learning_seconds": record["time/learning_seconds"],
     }
     ahead, waiting = (record.get(f"time/{key}_seconds") for key in ("ahead_sampling", "waiting"))
     if ahead is not None:
-        shorter = min(ahead, found["learning_seconds"])
-        found |= {"ahead_seconds": ahead, "hidden": (ahead - (waiting or 0.0)) / shorter}
-    return found
+        shorter = min(ahead, measures["learning_seconds"])
+        measures |= {"ahead_seconds": ahead, "hidden": (ahead - (waiting or 0.0)) / shorter}
+    return measures

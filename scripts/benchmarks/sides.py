@@ -42,8 +42,8 @@ ALONE_FIRST = ("unsloth", "reason_llm_unsloth")
 PEERS = ("trl", "unsloth")
 """Not ours, and with vLLM of no use without a GPU."""
 SCRIPT = ROOT / "scripts" / "benchmark.py"
-MOST_CLOSING_SECONDS = 30
-MOST_TRACE_CHARACTERS = 20_000
+MAX_CLOSING_SECONDS = 30
+MAX_TRACE_CHARACTERS = 20_000
 """Of the end of a process's own words, where it failed."""
 
 
@@ -107,8 +107,8 @@ class Turns:
 
     def answer(self, values: Mapping[str, Any]) -> None:
         """The turn is over."""
-        memory = {"largest_gib": self._largest_bytes() / device.GIB,
-                  "before_gib": self._before / device.GIB}  # fmt: skip
+        largest, before = self._largest_bytes() / device.GIB, self._before / device.GIB
+        memory = {"largest_gib": largest, "before_gib": before}
         answer = {**values, "memory": memory, "notes": self.notes}
         self._answers.write(orjson.dumps(answer).decode() + "\n")
         self._answers.flush()
@@ -145,9 +145,8 @@ def run(system: str, work_file: Path) -> None:
             device.keep_under(work.budget_gib if work.has_ballast else None)
             systems[system](work, turns)
         except Exception as error:  # noqa: BLE001 - a system that fails is a cell of the table
-            said = " ".join(str(error).split())[:300]
-            turns.answer({"error": f"{type(error).__name__}: {said}",
-                          "trace": traceback.format_exc()})  # fmt: skip
+            message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            turns.answer({"error": message, "trace": traceback.format_exc()})
 
 
 def _import_unsloth(folder: Path) -> None:
@@ -156,7 +155,7 @@ def _import_unsloth(folder: Path) -> None:
     os.environ["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] = "1"  # it would take the whole card
     os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"
     os.environ["UNSLOTH_COMPILE_LOCATION"] = str(folder / "compiled")
-    with suppress(ImportError):  # told as the error of its first step
+    with suppress(ImportError):  # the error of its first step reports it
         import unsloth  # noqa: F401
 
 
@@ -164,20 +163,20 @@ class Side:
     """A system's process, from outside."""
 
     def __init__(
-        self, system: str, work: Work, folder: Path, most_seconds: float, threads: int | None
+        self, system: str, work: Work, folder: Path, max_seconds: float, threads: int | None
     ) -> None:
         folder.mkdir(parents=True)
         self.outcome = Outcome()
         self._work = work
-        self._most_seconds = most_seconds
+        self._max_seconds = max_seconds
         self._taken = 0.0
         self._log = folder / "stderr.txt"
-        given = folder / "work.json"
-        given.write_bytes(orjson.dumps(asdict(work)))
+        work_file = folder / "work.json"
+        work_file.write_bytes(orjson.dumps(asdict(work)))
         more = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), "side", system, str(given)],
+                [sys.executable, str(SCRIPT), "side", system, str(work_file)],
                 env=os.environ | {"HF_HUB_OFFLINE": "1"} | more,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -205,20 +204,20 @@ class Side:
         """Return its next answer; None if it died or took too long, which is then its error."""
         assert self._process.stdout is not None
         started = time.perf_counter()
-        timer = threading.Timer(self._most_seconds - self._taken, self._process.kill)
+        timer = threading.Timer(self._max_seconds - self._taken, self._process.kill)
         timer.start()
         line = self._process.stdout.readline()
         timer.cancel()
         self._taken += time.perf_counter() - started
         if line:
-            found: dict[str, Any] = orjson.loads(line)
-            return found
-        if self._taken >= self._most_seconds:
-            self.outcome.error = f"took more than {self._most_seconds:g} s"
+            answer: dict[str, Any] = orjson.loads(line)
+            return answer
+        if self._taken >= self._max_seconds:
+            self.outcome.error = f"took more than {self._max_seconds:g} s"
         else:
-            trace = read_text(self._log, 64 * MIB)[-MOST_TRACE_CHARACTERS:]
-            said = [line.strip() for line in trace.splitlines() if line.strip()]
-            last = (said or ["it said nothing"])[-1][:300]
+            trace = read_text(self._log, 64 * MIB)[-MAX_TRACE_CHARACTERS:]
+            lines = [line.strip() for line in trace.splitlines() if line.strip()]
+            last = (lines or ["it said nothing"])[-1][:300]
             self.outcome.error = f"ended with {self._process.wait()}: {last}"
             self.outcome.trace = trace
         return None
@@ -227,15 +226,15 @@ class Side:
         """End it, if it has not ended: it reads that nobody is there any more."""
         with suppress(BrokenPipeError):
             try:
-                self._process.communicate(timeout=MOST_CLOSING_SECONDS)
+                self._process.communicate(timeout=MAX_CLOSING_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.communicate()
 
 
 def take_turns(
-    given: Mapping[str, tuple[str, Work]],
-    most_seconds: float,
+    work_by_side: Mapping[str, tuple[str, Work]],
+    max_seconds: float,
     keep: Callable[[dict[str, Outcome]], None] = lambda outcomes: None,
     threads: int | None = None,
 ) -> dict[str, Outcome]:
@@ -244,26 +243,27 @@ def take_turns(
     They load at the same time, but for those of ``ALONE_FIRST``.
 
     Args:
-        given: by the name of a side, its system and its work; all have as many steps.
-        most_seconds: for all the turns of one side, its loading with the first.
+        work_by_side: system and work by name of a side; all have as many steps.
+        max_seconds: for all the turns of one side, its loading with the first.
         keep: is called after every turn.
         threads: of each process; None: as they are.
     """
     with TemporaryDirectory() as folder, ExitStack() as stack:
         sides: dict[str, Side] = {}
-        alone_first = sorted(given.items(), key=lambda each: each[1][0] not in ALONE_FIRST)
+        # One that measures free memory would count what the others are just loading.
+        alone_first = sorted(work_by_side.items(), key=lambda item: item[1][0] not in ALONE_FIRST)
         for name, (system, work) in alone_first:
-            sides[name] = Side(system, work, Path(folder) / name, most_seconds, threads)
+            sides[name] = Side(system, work, Path(folder) / name, max_seconds, threads)
             stack.callback(sides[name].close)
             if system in ALONE_FIRST:
                 sides[name].load()
-        for name, (system, _) in given.items():
+        for name, (system, _) in work_by_side.items():
             if system not in ALONE_FIRST:
                 sides[name].load()
-        sides = {name: sides[name] for name in given}
+        sides = {name: sides[name] for name in work_by_side}
         outcomes = {name: side.outcome for name, side in sides.items()}
         keep(outcomes)
-        for number in range(max(work.steps for _, work in given.values())):
+        for number in range(max(work.steps for _, work in work_by_side.values())):
             for side in sides.values():
                 side.step(number)
                 keep(outcomes)

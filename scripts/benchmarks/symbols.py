@@ -90,17 +90,17 @@ class Sources:
         tree = self.tree(module)
         if tree is None:  # a compiled module
             return self._file(module) is not None
-        if any(found == name for found, _ in _names(tree.body)):
+        if any(bound == name for bound, _ in _names(tree.body)):
             return True
-        stars = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-                 and any(alias.name == "*" for alias in node.names)]  # fmt: skip
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        stars = [node for node in imports if node.names[0].name == "*"]
         if any(self.defines(self._target(module, node), name) for node in stars):
             return True
         is_lazy = "_LazyModule" in ast.dump(tree) or any(
-            found == "__getattr__" for found, _ in _names(tree.body)
+            bound == "__getattr__" for bound, _ in _names(tree.body)
         )
-        spelled = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-        return is_lazy and name in spelled
+        constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        return is_lazy and name in constants
 
     def _file(self, module: str) -> Path | None:
         base = self.site.joinpath(*module.split("."))
@@ -137,11 +137,11 @@ class Sources:
                 original = next(a.name for a in node.names if (a.asname or a.name) == cls)
                 return self._members(self._target(module, node), original, seen)
             if name == cls and isinstance(node, ast.ClassDef):
-                found = {inner for inner, _ in _names(node.body)} | set(_set_on_self(node))
+                members = {inner for inner, _ in _names(node.body)} | set(_set_on_self(node))
                 for base in node.bases:
                     spelled = ast.unparse(base).split("[")[0].rpartition(".")[2]
-                    found |= self._members(module, spelled, seen)
-                return found
+                    members |= self._members(module, spelled, seen)
+                return members
         return set()
 
 
@@ -155,8 +155,8 @@ def _names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
                 for alias in node.names:
                     yield alias.asname or alias.name.split(".")[0], node
             case ast.Assign():
-                for each in node.targets:
-                    yield from ((n.id, node) for n in ast.walk(each) if isinstance(n, ast.Name))
+                for target in node.targets:
+                    yield from ((n.id, node) for n in ast.walk(target) if isinstance(n, ast.Name))
             case ast.AnnAssign(target=ast.Name(id=name)):
                 yield name, node
             case ast.If() | ast.Try() | ast.With():
@@ -175,7 +175,7 @@ def _set_on_self(cls: ast.ClassDef) -> Iterator[str]:
 
 def imported(repository: Path) -> dict[tuple[str, str], str]:
     """(module, name) that the repository imports of those packages, and where."""
-    found: dict[tuple[str, str], str] = {}
+    imports: dict[tuple[str, str], str] = {}
     for pattern in ("reason_llm/**/*.py", "scripts/**/*.py", "tests/gpu*/*.py", "tests/gpu*.py"):
         for file in sorted(repository.glob(pattern)):
             for node in ast.walk(ast.parse(read_bounded(file, SOURCE_BYTES))):
@@ -184,21 +184,20 @@ def imported(repository: Path) -> dict[tuple[str, str], str]:
                 if node.module.split(".")[0] in ROOTS:
                     where = f"{file.relative_to(repository)}:{node.lineno}"
                     for alias in node.names:
-                        found.setdefault((node.module, alias.name), where)
-    return found
+                        imports.setdefault((node.module, alias.name), where)
+    return imports
 
 
 def run(site: Path, repository: Path, say: Callable[[str], None]) -> int:
-    """Look all of them up; the number that is missing, 1 if there is nothing to look in. Packages
-    that are not there are said."""
+    """Look all names up; return the number of missing ones, or 1 without any package."""
     sources, missing, looked_up = Sources(site), 0, 0
-    wanted = dict(imported(repository))
+    to_find = dict(imported(repository))
     for owner, names in REACHED.items():
-        wanted |= {(owner, name): "through an object" for name in names.split()}
+        to_find |= {(owner, name): "through an object" for name in names.split()}
     for root in ROOTS:
         if not sources.has_package(root):
             say(f"skipped  {root} is not in {site.name}")
-    for (owner, name), where in sorted(wanted.items()):
+    for (owner, name), where in sorted(to_find.items()):
         if sources.has_package(owner.split(".")[0]):
             looked_up += 1
             if not sources.has(owner, name):

@@ -31,12 +31,11 @@ ROWS = {
     "step_seconds": ("a step, s", ".2f"),
 }
 """Measures of a step with their names and formats."""
-BESIDE = {
+RATIOS = {
     "step_seconds": ("a step, times the first one's", "", ".2f"),
     "sampling_tokens_per_second": ("sampling, of vLLM alone", "vllm", ".3f"),
 }
-"""Measures relative to another side's (the first one's, where none is named): the median over the
-steps of each one's ratio."""
+"""Measures relative to a named side or else the first one: the median ratio over the steps."""
 TARGETS = {
     "phase switch in all, s": "< 3",
     "sampling measured, GiB": "planned ± 10 %",
@@ -61,8 +60,8 @@ class _Table:
         if not any(cells.values()):
             return
         target = next((t for start, t in TARGETS.items() if name.startswith(start)), "")
-        shown = [cells.get(side) or "-" for side in self.sides]
-        self.lines.append(_line([f"{block}: {name}", *shown, target]))
+        values = [cells.get(side) or "-" for side in self.sides]
+        self.lines.append(_line([f"{block}: {name}", *values, target]))
 
     def note(self, text: str) -> str:
         """A mark for what stands below the table."""
@@ -71,7 +70,7 @@ class _Table:
         return f" ({self.notes.index(text) + 1})"
 
 
-def markdown(blocks: Sequence[Block], said: str) -> str:
+def markdown(blocks: Sequence[Block], heading: str) -> str:
     """The table, with ``said`` and the blocks' titles above it, and what failed below it."""
     named = titles(blocks)
     table = _Table(list(named))
@@ -82,63 +81,61 @@ def markdown(blocks: Sequence[Block], said: str) -> str:
                 for side, rounds in block.sides.items()
             }
             table.add(block.name, name, cells)
-        for measure, (name, other, digits) in BESIDE.items():
+        for measure, (name, other, digits) in RATIOS.items():
             alone = block.sides.get(other or next(iter(block.sides), ""), [])
-            ratios = {side: list(_ratios(rounds, alone, measure))
-                      for side, rounds in block.sides.items()}  # fmt: skip
-            table.add(block.name, name, {
-                side: format(median(each), digits) for side, each in ratios.items() if each
-            })  # fmt: skip
+            ratios = {s: list(_ratios(rounds, alone, measure)) for s, rounds in block.sides.items()}
+            cells = {s: format(median(values), digits) for s, values in ratios.items() if values}
+            table.add(block.name, name, cells)
         _add_memory(block, table)
     head = ["", *named.values(), "target"]
     notes = [f"({number}) {note}  " for number, note in enumerate(table.notes, start=1)]
-    above = [said, "", *(f"- {block.title}" for block in blocks), ""]
-    whole = [*above, _line(head), _line(["---"] * len(head)), *table.lines, "", *notes]
-    return "\n".join(whole).rstrip() + "\n"
+    above = [heading, "", *(f"- {block.title}" for block in blocks), ""]
+    lines = [*above, _line(head), _line(["---"] * len(head)), *table.lines, "", *notes]
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def show(blocks: Sequence[Block], said: str, path: Path | None) -> None:
+def show(blocks: Sequence[Block], heading: str, path: Path | None) -> None:
     """Print the table, and save it."""
-    print(markdown(blocks, said), end="")
-    save(blocks, said, path)
+    print(markdown(blocks, heading), end="")
+    save(blocks, heading, path)
 
 
-def save(blocks: Sequence[Block], said: str, path: Path | None) -> None:
+def save(blocks: Sequence[Block], heading: str, path: Path | None) -> None:
     """Write the table to ``path``, if set, and all numbers next to it as JSON."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(markdown(blocks, said), encoding="utf-8")
+    path.write_text(markdown(blocks, heading), encoding="utf-8")
     option = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
-    whole = orjson.dumps({"said": said, "blocks": blocks}, option=option)
-    path.with_suffix(".json").write_bytes(whole)
+    content = orjson.dumps({"said": heading, "blocks": blocks}, option=option)
+    path.with_suffix(".json").write_bytes(content)
 
 
 def _step_cell(rounds: Sequence[Outcome], measure: str, digits: str, table: _Table) -> str:
     values = [value for outcome in rounds for value in outcome.values(measure)]
-    shown = format(median(values), digits) if values else ""
+    text = format(median(values), digits) if values else ""
     if measure != "step_seconds":
-        return shown
+        return text
     if errors := [outcome.error for outcome in rounds if outcome.error is not None]:
-        return f"{shown}, then failed".removeprefix(", then ") + table.note(errors[0])
+        return f"{text}, then failed".removeprefix(", then ") + table.note(errors[0])
     notes = dict.fromkeys(note for outcome in rounds for note in outcome.notes)
-    return shown + "".join(table.note(note) for note in notes) if shown else ""
+    return text + "".join(table.note(note) for note in notes) if text else ""
 
 
-def _ratios(rounds: Sequence[Outcome], others: Sequence[Outcome], measure: str) -> Iterator[float]:
+def _ratios(rounds: Sequence[Outcome], base: Sequence[Outcome], measure: str) -> Iterator[float]:
     """Yield the ratios of equal steps of the same round; an intermediate table lacks some."""
-    for mine, theirs in zip(rounds, others, strict=False):
+    for mine, theirs in zip(rounds, base, strict=False):
         for value, other in zip(mine.values(measure), theirs.values(measure), strict=False):
             yield value / other
 
 
 def _add_memory(block: Block, table: _Table) -> None:
-    """The largest use and, of that, ours as a part of theirs; of a side that failed it is no
-    measure."""
+    """Peak memory of the sides that did not fail, and ours relative to theirs."""
     done = {
-        side: rounds for side, rounds in block.sides.items()
+        side: rounds
+        for side, rounds in block.sides.items()
         if rounds and all(outcome.error is None for outcome in rounds)
-    }  # fmt: skip
+    }
     for name, before in (("largest use of memory", False), ("the same without libraries", True)):
         used = {
             side: median(o.largest_gib - (o.before_gib if before else 0.0) for o in rounds)
@@ -147,9 +144,8 @@ def _add_memory(block: Block, table: _Table) -> None:
         ours = used.get("reason_llm")
         table.add(block.name, f"{name}, GiB", {side: f"{gib:.2f}" for side, gib in used.items()})
         if ours is not None:
-            table.add(block.name, f"{name}, ours / theirs", {
-                side: f"{ours / gib:.2f}" for side, gib in used.items() if gib
-            })  # fmt: skip
+            parts = {side: f"{ours / gib:.2f}" for side, gib in used.items() if gib}
+            table.add(block.name, f"{name}, ours / theirs", parts)
 
 
 def _line(cells: Sequence[str]) -> str:

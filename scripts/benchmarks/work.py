@@ -37,16 +37,16 @@ class Work:
     """Of each prompt."""
     prompt_tokens: int
     completion_tokens: int
-    """The most; ``lengths`` says how many."""
+    """Max tokens; ``lengths`` sets how many."""
     kind: Kind = "bf16"
     """The base's weights; for TRL on a CPU, bf16 is autocast."""
     engine: Literal["vllm", "transformers"] = "vllm"
     """What samples; with Transformers it is the work of the CPU's benchmark."""
-    least_prompt_tokens: int | None = None
+    min_prompt_tokens: int | None = None
     """Of the shortest prompt; None: all are equally long."""
     lengths: Literal["equal", "heavy_tail", "geometric", "own"] = "equal"
     """Of completions; own: the model ends where it ends."""
-    is_given: bool = False
+    is_random: bool = False
     """Completions are random ids: nothing is sampled."""
     learning_rate: float = 1e-5
     rank: int = 16
@@ -66,8 +66,7 @@ class Work:
     is_folded: bool = False
     """Ours has the adapter in the base weights while vLLM samples."""
     longest_tokens: int = 0
-    """After the steps, the longest rows that can be learned are searched, up to so many tokens; 0:
-    they are not."""
+    """Max tokens of the search for the longest rows that can be learned; 0: no search."""
 
     @property
     def context(self) -> int:
@@ -113,16 +112,15 @@ QUICKSTART = Work(
     str(TINY), 64, 4, 64, 32, "float32", engine="transformers", lengths="own",
     learning_rate=2e-3, trl_rows=256,
 )  # fmt: skip
-MADE = Work(
-    "25m", 4, 4, 48, 256, "float32", engine="transformers", least_prompt_tokens=16,
+SYNTHETIC = Work(
+    "25m", 4, 4, 48, 256, "float32", engine="transformers", min_prompt_tokens=16,
     lengths="heavy_tail", trl_rows=8,
 )  # fmt: skip
-"""``trl_rows``: 8 is TRL's default, and as fast as 2, 4 and 16; 4 where more take too much
-memory."""
+"""``trl_rows``: 8 is TRL's default, and as fast as 2, 4 and 16; 4 where memory is short."""
 WORKLOADS: dict[str, tuple[str, Work]] = {
     "a": ("short answers", QUICKSTART),
-    "b": ("mixed lengths", MADE),
-    "c": ("learning alone", replace(MADE, model="42m", is_given=True, trl_rows=4)),
+    "b": ("mixed lengths", SYNTHETIC),
+    "c": ("learning alone", replace(SYNTHETIC, model="42m", is_random=True, trl_rows=4)),
     "d": ("long prompts", Work(
         "58m", 8, 8, 300, 384, "float32", engine="transformers", lengths="geometric", trl_rows=8
     )),
@@ -152,13 +150,13 @@ def prompts(work: Work, step: int) -> list[Prompt]:
         return [everything[i] for i in drawn]
     draw = random.Random(f"{work.seed}/prompts/{step}")
     tokenizer = load_tokenizer(work.model)
-    made = []
+    random_prompts = []
     for index in range(work.prompts):
-        least = work.least_prompt_tokens or work.prompt_tokens
-        text = "".join(draw.choices("abcdefghij", k=draw.randint(least, work.prompt_tokens)))
+        min_tokens = work.min_prompt_tokens or work.prompt_tokens
+        text = "".join(draw.choices("abcdefghij", k=draw.randint(min_tokens, work.prompt_tokens)))
         ids = tokenizer.encode(text, add_special_tokens=False)
-        made.append(Prompt(f"made:{step}:{index}", text, tuple(ids), ""))
-    return made
+        random_prompts.append(Prompt(f"made:{step}:{index}", text, tuple(ids), ""))
+    return random_prompts
 
 
 @cache
@@ -175,29 +173,29 @@ def lengths(work: Work) -> tuple[int, ...] | None:
     heavy_tail: even quantiles of a Pareto distribution (shape 1.1), from 16 to the most, shuffled.
     geometric: even quantiles of a geometric distribution, its mean half of the most, shuffled.
     """
-    most, rows = work.completion_tokens, work.rollouts
+    max_tokens, rows = work.completion_tokens, work.rollouts
     if work.lengths == "own":
         return None
     quantiles = [(row + 0.5) / rows for row in range(rows)]
     match work.lengths:
         case "equal":
-            return (most,) * rows
+            return (max_tokens,) * rows
         case "heavy_tail":
-            found = [min(most, int(16 * (1 - q) ** (-1 / 1.1))) for q in quantiles]
-            found[0], found[-1] = 16, most
+            tokens = [min(max_tokens, int(16 * (1 - q) ** (-1 / 1.1))) for q in quantiles]
+            tokens[0], tokens[-1] = 16, max_tokens
         case "geometric":
-            found = [min(most, 1 + int(-most / 2 * math.log1p(-q))) for q in quantiles]
-    random.Random(0).shuffle(found)
-    return tuple(found)
+            tokens = [min(max_tokens, 1 + int(-max_tokens / 2 * math.log1p(-q))) for q in quantiles]
+    random.Random(0).shuffle(tokens)
+    return tuple(tokens)
 
 
 def completions(work: Work, step: int) -> list[Ids]:
     """Random completions of the given lengths, in the order of the rollouts."""
     draw = random.Random(f"{work.seed}/completions/{step}")
-    given = lengths(work)
-    assert given is not None
+    exact = lengths(work)
+    assert exact is not None
     vocabulary = read_object(Path(work.model) / "config.json")["vocab_size"]
     return [
         (*(draw.randrange(300, vocabulary - 2) for _ in range(length - 1)), vocabulary - 1)
-        for length in given
+        for length in exact
     ]

@@ -167,6 +167,28 @@ def test_each_holds_each_step_once_also_after_a_kill(folder: Path) -> None:
             assert SECRET.encode() not in file.read_bytes(), file
 
 
+@pytest.mark.long
+def test_wandb_without_a_key_ends_the_command_before_the_model_is_loaded(tmp_path: Path) -> None:
+    """It finds a key where wandb does, and needs none offline."""
+    host = f"machine api.wandb.ai\n  login user\n  password {SECRET}\n"
+    (tmp_path / "netrc").write_text(host)
+    check = "from reason_llm.app.trackers import check_login; check_login(['tensorboard', 'wandb'])"
+    train = [str(ROOT / "scripts" / "train.py"), "--log.trackers", "wandb"]
+    without = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    missing = "log.trackers=wandb: no API key is found; run wandb login"
+    for arguments, given, problem in (
+        (train, {}, missing),
+        (["-c", check], {"WANDB_API_KEY": "short"}, "API key must have 40+ characters"),
+        (["-c", check], {"WANDB_API_KEY": SECRET}, ""),
+        (["-c", check], {"NETRC": str(tmp_path / "netrc")}, ""),
+        (["-c", check], {"WANDB_MODE": "offline"}, ""),
+    ):
+        command, env = [sys.executable, *arguments], {**without, **given}
+        run = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+        assert (run.returncode == 0) == (not problem), run.stderr
+        assert problem in run.stderr and "starts" not in run.stderr + run.stdout
+
+
 def service_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """wandb's own process beside a run's, which ends by itself when the run's is gone."""
     return [

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -236,24 +237,23 @@ def test_names_of_others_lead_to_options_that_exist() -> None:
     named = {option for each in equivalents().values() for option in each["options"]}
     assert named <= options
     last = {name.rpartition(".")[2] for name in options}
-    assert last & equivalents().keys() == {"beta"}  # preference.beta
+    assert last & equivalents().keys() == {"beta", "packing"}  # preference.beta, train.packing
 
 
 @pytest.mark.filterwarnings("ignore")  # of TRL, for what is experimental
-def test_each_option_of_trl_has_an_answer() -> None:
-    from trl import (
-        DPOConfig,
-        GRPOConfig,
-        KTOConfig,
-        ModelConfig,
-        RewardConfig,
-        ScriptArguments,
-        SFTConfig,
-    )
+def test_each_option_of_trl_and_peft_has_an_answer() -> None:
+    """Each field of the installed config classes, and each argument of the trainers."""
+    import trl
+    from peft import LoraConfig
+    from transformers import TrainingArguments
 
-    kinds = (GRPOConfig, SFTConfig, DPOConfig, RewardConfig, KTOConfig, ModelConfig)
-    names = {field.name for kind in (*kinds, ScriptArguments) for field in fields(kind)}
-    assert len(names) > 200
+    stages = ("GRPO", "RLOO", "SFT", "DPO", "Reward", "KTO")
+    kinds = [getattr(trl, f"{name}Config") for name in (*stages, "Model")]
+    kinds += [trl.ScriptArguments, TrainingArguments, LoraConfig]
+    names = {field.name for kind in kinds for field in fields(kind)}
+    trainers = [getattr(trl, f"{name}Trainer") for name in stages]
+    names |= {name for each in trainers for name in signature(each).parameters} - {"args", "model"}
+    assert len(names) > 290
     answers = {name: unknown_key(name, "", "--") for name in names}
     assert [name for name, answer in answers.items() if "see --help" in answer] == []
     told = {name for name, answer in answers.items() if " of " in answer and " here" in answer}
@@ -291,8 +291,26 @@ def test_values_of_others_lead_to_values_that_exist() -> None:
         for theirs, value in ours.items():
             options = {"model.path": "x", "data.train": "x", "stage": stage}
             assert load(None, {**options, option: value})
-            with pytest.raises(ConfigError, match=f"is a value of TRL; set it to {value}$"):
-                load(None, {**options, option: theirs})
+            with pytest.raises(ConfigError, match=rf"is a value of TRL; set it to {value}( \(|$)"):
+                load(None, {**options, option: yaml_text.parse(theirs)})
+
+
+def test_packing_of_trl_is_answered_with_what_it_does_to_the_batch() -> None:
+    rows = "max_length divided by the mean row tokens that --data-check prints"
+    for name, value in (
+        ("--packing", "True"), ("--sft.packing", "True"), ("--train.packing", "true"),
+        ("--per_device_train_batch_size", "2"), ("--gradient_accumulation_steps", "1"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=rows):
+            parse(name, value)
+
+
+def test_names_with_commas_are_answered_with_a_list() -> None:
+    options = {"model.path": "x", "data.train": "x"}
+    for given in ("tensorboard,wandb", "tensorboard, wandb"):
+        with pytest.raises(ConfigError, match=r"a list is \[tensorboard,wandb\]"):
+            load(None, {**options, "log.trackers": given})
+    assert load(None, {**options, "log.trackers": ["tensorboard", "wandb"]})
 
 
 @pytest.mark.filterwarnings("ignore")  # of TRL, for what is experimental

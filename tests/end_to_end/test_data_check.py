@@ -292,6 +292,18 @@ def test_a_wrong_option_is_one_error_and_no_plan_without_it_is_refused(
     assert any(f"{key[2:]}=" in errors for key in wrong)
 
 
+def test_a_wrong_reward_is_one_error_and_no_plan_without_it(script: Call) -> None:
+    for name, fix in (
+        ("my_rewards.right", "did you mean my_rewards.py:right?"),
+        ("mine.sums.right", "did you mean mine/sums.py:right?"),
+        ("bxed", "did you mean boxed?"),
+        ("zzqq", "name one of these, or path/to/file.py:function"),
+    ):
+        code, shown, errors = script("train.py", "--score.rewards", name, "--plan")
+        assert (code, shown, len(errors.splitlines())) == (2, "", 1), errors
+        assert f"score.rewards names '{name}'" in errors and errors.endswith(f"; {fix}\n")
+
+
 def test_a_plan_of_a_machine_without_a_gpu_names_the_option_for_one(script: Call) -> None:
     """Of all options here the engine alone is of a GPU."""
     options = ["--model.path", "qwen2.5-1.5b-instruct", "--sample.engine", "vllm"]

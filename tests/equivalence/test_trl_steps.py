@@ -22,6 +22,7 @@ with warnings.catch_warnings():  # of the version of vLLM
 
 import reason_llm
 from conftest import ROOT, TINY
+from reason_llm.app.cli import call
 
 ROWS = [{"prompt": f"What is {a} + {b}?"} for a in range(8) for b in range(3)]
 MAX_STEPS, PER_DEVICE, NUM_GENERATIONS = 4, 4, 2
@@ -207,6 +208,37 @@ def test_what_differs_from_the_sft_script_is_as_the_page_says(
 ) -> None:
     trainer, records = sft(40)
     assert (trainer.state.global_step, len(records)) == (6, 5)
+    of_ten = {
+        "per_device_train_batch_size=4": "per_device_train_batch_size=10",
+        "gradient_accumulation_steps=4": "gradient_accumulation_steps=1",
+        "num_train_epochs=2": "num_train_epochs=3",
+    }
+    shutil.rmtree("runs")
+    ours = {"rows_per_step: 16": "rows_per_step: 10", "epochs: 2": "epochs: 3"}
+    trainer, records = sft(24, of_ten, ours)
+    assert (trainer.state.global_step, len(records)) == (9, 8)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of TRL
+def test_rows_per_step_of_a_script_that_packs_are_converted_by_the_rows_of_a_block(
+    sft: Callable[..., tuple[Any, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = {
+        "per_device_train_batch_size=4": "per_device_train_batch_size=1, packing=True",
+        "gradient_accumulation_steps=4": "gradient_accumulation_steps=1",
+        "max_length=1024": "max_length=512",
+    }
+    sft(192)  # writes the rows
+    options = ["--stage", "sft", "--model.path", "tiny", "--data.train", "chats.jsonl"]
+    assert call("train", "train.py", [*options, "--data-check"]) == 0
+    shown = re.search(r"row tokens: min \d+, mean ([\d.]+)", capsys.readouterr().out)
+    assert shown is not None
+    size = f"rows_per_step: {round(512 / float(shown[1]))}"
+    shutil.rmtree("runs")
+    trainer, records = sft(192, packed, {"rows_per_step: 16": size})
+    assert len(records) == pytest.approx(trainer.state.global_step, rel=0.1)
+    assert len(records) < 2 * 192 / 10  # not the steps of one row each
 
 
 @pytest.mark.long

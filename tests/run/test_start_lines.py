@@ -40,6 +40,20 @@ def test_the_system_prompt_is_said_with_where_it_comes_from(
     assert line("none") == []
 
 
+def test_the_optimizer_steps_and_the_warm_up_are_said(said: Callable[..., list[str]]) -> None:
+    for options, told in (
+        ({}, []),
+        ({"train__optimizer_steps": 2}, ["2 optimizer steps each, 12 in all"]),
+        (
+            {"train__optimizer_steps": 2, "train__epochs": 2, "train__warmup_steps": 3},
+            ["4 optimizer steps each, 24 in all; warm-up 3"],
+        ),
+        ({"train__warmup_steps": 2}, ["1 optimizer step each, 6 in all; warm-up 2"]),
+    ):
+        lines = said(run__steps=6, **options)
+        assert [line for line in lines if "optimizer step" in line] == told
+
+
 def test_the_size_and_the_strength_of_a_step_are_said(said: Callable[..., list[str]]) -> None:
     options = {
         "sample__prompts_per_step": 2, "sample__completions_per_prompt": 4,

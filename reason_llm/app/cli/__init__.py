@@ -1,6 +1,5 @@
-"""``reason-llm COMMAND ...``: table of commands, and their common behaviour: exit codes, errors as
-one line, closed output. A command is a module with a ``run`` function, which ``scripts/`` call too.
-Heavy imports wait until the command is known."""
+"""``reason-llm COMMAND ...``: table of commands, their exit codes, and errors as one line. Each is
+a module with a ``run`` function; heavy imports wait until the command is known."""
 
 import difflib
 import importlib
@@ -48,11 +47,11 @@ NO_MORE = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names, by default of the command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    name, rest = (given[0], given[1:]) if given else (None, [])
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name, others = (words[0], words[1:]) if words else (None, [])
     if name in COMMANDS:
-        return call(name, f"reason-llm {name}", rest)
-    return run_command(lambda: _without_command(name, *rest[:1]))
+        return call(name, f"reason-llm {name}", others)
+    return run_command(lambda: _without_command(name, *others[:1]))
 
 
 def call(name: str, program: str, arguments: Sequence[str]) -> int:
@@ -69,8 +68,7 @@ def call(name: str, program: str, arguments: Sequence[str]) -> int:
 
 def run_command(body: Callable[[], int | None], when_stopped: str | None = None) -> int:
     """Run ``body`` and return the exit code: its result (None: 0), 2 after a user's mistake, or 130
-    after Ctrl-C, with ``when_stopped`` as the last line on standard error. Slow imports belong in
-    ``body``."""
+    after Ctrl-C, which also prints ``when_stopped``. Slow imports belong in ``body``."""
     from reason_llm.errors import ReasonError, Stopped, shown
 
     try:
@@ -83,8 +81,8 @@ def run_command(body: Callable[[], int | None], when_stopped: str | None = None)
             discard_output()
             return CLOSED_OUTPUT
     except ReasonError as error:
-        for each in (error, *getattr(error, "__notes__", ())):  # which add_note makes
-            print(f"error: {shown(each)}", file=sys.stderr)
+        for problem in (error, *getattr(error, "__notes__", ())):  # which add_note makes
+            print(f"error: {shown(problem)}", file=sys.stderr)
         return 2
     except (RuntimeError, BlockingIOError) as error:
         if not _is_refused(error):

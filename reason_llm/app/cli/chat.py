@@ -26,13 +26,13 @@ def run(program: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--base", action="store_true", help="start with the base, not the adapter")
     for name in ("temperature", "top-p", "top-k", "min-p", "max-new-tokens", "seed"):
         parser.add_argument(f"--{name}", metavar="N", help="sampling option (default: the run's)")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     from reason_llm.app import chat as chats  # heavy: after --help
 
-    subject = subject_of(given)
-    config, options = subject.config, chats.options_of(subject, vars(given))
+    subject = subject_of(args)
+    config, options = subject.config, chats.options_of(subject, vars(args))
     interactive = sys.stdin.isatty()
     message = "" if interactive else sys.stdin.read().strip()
     if not interactive and not message:
@@ -43,7 +43,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
     chat = chats.ChatSession(subject, options)
     if config.samples and (player := player_of(config)) is not None:
         print(player.chat_note, file=sys.stderr)
-    chat.uses_adapter = chat.uses_adapter and not given.base
+    chat.uses_adapter = chat.uses_adapter and not args.base
     if interactive:
         chats.talk(chat)
     else:
@@ -73,12 +73,12 @@ def subject_parser(program: str, description: str) -> ArgumentParser:
     return parser
 
 
-def subject_of(given: Namespace) -> "ChatSubject":
+def subject_of(args: Namespace) -> "ChatSubject":
     """The config and the adapter that a command line names, with its options."""
     from reason_llm.app import chat as chats
     from reason_llm.run.store import folder as run_folder
 
-    subject = chats.find_subject(given.target, given.adapter, run_folder.which_adapter(given.which))
-    asked = {f"data.{name}": getattr(given, name) for name in ("system_prompt", "template")}
-    asked = {name: text for name, text in asked.items() if text is not None}
-    return subject._replace(config=subject.config.with_options(asked))
+    subject = chats.find_subject(args.target, args.adapter, run_folder.which_adapter(args.which))
+    overrides = {f"data.{name}": getattr(args, name) for name in ("system_prompt", "template")}
+    overrides = {name: text for name, text in overrides.items() if text is not None}
+    return subject._replace(config=subject.config.with_options(overrides))

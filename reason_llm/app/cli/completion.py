@@ -1,5 +1,5 @@
 """Shell completion: ``reason-llm --print-completion bash|zsh`` prints a script that completes
-commands, their options and the values of options with a fixed set; files in all other places."""
+commands, options, values of options with a fixed set, and else files."""
 
 import re
 from contextlib import redirect_stdout
@@ -35,10 +35,10 @@ def script(shell: str) -> str:
     """The script of a shell. Raises ConfigError for another shell."""
     if shell not in SHELLS:
         raise ConfigError(f"--print-completion {shell!r:.40} is none of {', '.join(SHELLS)}")
-    found = {name: _options(name) for name in COMMANDS}
-    found["rescore"] += found["plan"]  # it takes them, and its help refers to that of train
-    options = {name: " ".join(of) for name, of in found.items()}
-    choices = {f"--{name}": " ".join(of) for name, of in option_choices().items()}
+    listed = {name: _options(name) for name in COMMANDS}
+    listed["rescore"] += listed["plan"]  # it takes them, and its help refers to that of train
+    options = {name: " ".join(names) for name, names in listed.items()}
+    choices = {f"--{name}": " ".join(names) for name, names in option_choices().items()}
     return SHELLS[shell] + SCRIPT.format(
         commands=" ".join(COMMANDS), options=_cases(options), choices=_cases(choices)
     )
@@ -46,11 +46,11 @@ def script(shell: str) -> str:
 
 def _options(command: str) -> list[str]:
     """The options of a command, as its help lists them."""
-    shown = StringIO()
-    with redirect_stdout(shown):
+    help_text = StringIO()
+    with redirect_stdout(help_text):
         call(command, f"reason-llm {command}", ["--help", "all"])
-    return list(dict.fromkeys(OPTION.findall(shown.getvalue())))
+    return list(dict.fromkeys(OPTION.findall(help_text.getvalue())))
 
 
 def _cases(words: dict[str, str]) -> str:
-    return "\n".join(f'            {name}) words="{each}" ;;' for name, each in words.items())
+    return "\n".join(f'            {name}) words="{items}" ;;' for name, items in words.items())

@@ -57,5 +57,5 @@ def run(program: str, arguments: Sequence[str]) -> None:
             )
     from reason_llm.app import api
 
-    given = {name.replace("-", "_"): line.one(name) for name in line.values if name != "out"}
-    api.export(line.what, out, adapter_only=adapter_only, **given)  # type: ignore[arg-type]
+    options = {name.replace("-", "_"): line.one(name) for name in line.values if name != "out"}
+    api.export(line.what, out, adapter_only=adapter_only, **options)  # type: ignore[arg-type]

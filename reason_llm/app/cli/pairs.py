@@ -20,26 +20,28 @@ def run(program: str, arguments: Sequence[str]) -> None:
 
     usage = "BUFFERS [BUFFERS ...] --out FILE.jsonl [--as FORM] [--option value ...]"
     parser = Parser(program, DESCRIPTION, usage)
-    parser.add_argument(
-        "buffers", nargs="+", type=Path, metavar="BUFFERS",
-        help="folder such as runs/x/buffers, or a saved buffer; for conditioned also a .jsonl, "
-        ".csv or .parquet file with prompt, completion and score",
-    )  # fmt: skip
+    buffers_help = (
+        "folder such as runs/x/buffers, or a saved buffer; for conditioned also a .jsonl, .csv or "
+        ".parquet file with prompt, completion and score"
+    )
+    parser.add_argument("buffers", nargs="+", type=Path, metavar="BUFFERS", help=buffers_help)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="new file")
     parser.add_argument(
-        "--as", dest="form", choices=PAIR_FORMS, default=PAIR_FORMS[0],
+        "--as",
+        dest="form",
+        choices=PAIR_FORMS,
+        default=PAIR_FORMS[0],
         help="form of the rows (default: preferences)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--model", help="folder or Hub id of the sampling model (default: as in the buffers)"
     )
     for name, option in PairsSection.model_fields.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", dest=f"={name}", metavar="VALUE", default=SUPPRESS,
-            help=f"{docstring(option)} (default: {option.default})".replace("%", "%%"),
-        )  # fmt: skip
-    given = parser.parse_args(arguments)
-    texts = {k.removeprefix("="): v for k, v in vars(given).items() if k.startswith("=")}
+        text = f"{docstring(option)} (default: {option.default})".replace("%", "%%")
+        flag, dest = f"--{name.replace('_', '-')}", f"={name}"
+        parser.add_argument(flag, dest=dest, metavar="VALUE", default=SUPPRESS, help=text)
+    args = parser.parse_args(arguments)
+    texts = {k.removeprefix("="): v for k, v in vars(args).items() if k.startswith("=")}
     try:
         section = PairsSection.model_validate({k: yaml_text.parse(v) for k, v in texts.items()})
     except ValidationError as error:
@@ -55,4 +57,4 @@ def run(program: str, arguments: Sequence[str]) -> None:
     console = Console("plain")
     from reason_llm.app.pairs import write_pairs_once  # heavy: a tokenizer
 
-    console.line(write_pairs_once(given.buffers, given.out, given.form, section, given.model))
+    console.line(write_pairs_once(args.buffers, args.out, args.form, section, args.model))

@@ -1,5 +1,4 @@
-"""Report: ``reason-llm report RUN [RUN2 ...]`` writes one HTML file or, with ``--serve``, a live
-page."""
+"""Report: ``reason-llm report RUN [RUN2 ...]`` writes an HTML file or serves a live page."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -22,19 +21,18 @@ def run(program: str, arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--serve", action="store_true", help="serve a live page on 127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="with --serve (default: a free one)")
-    given = parser.parse_args(arguments)
-    from reason_llm.app.report import serve, write_report
+    args = parser.parse_args(arguments)
+    from reason_llm.app.report import serve, write_report  # heavy: after --help
 
-    if given.serve:
-        if given.out:
+    if args.serve:
+        if args.out:
             raise ConfigError("--serve writes no file; leave out --out, or --serve")
-        serve(given.runs, given.port, partial(print, flush=True))
+        serve(args.runs, args.port, partial(print, flush=True))
         return
-    if given.port:
-        raise ConfigError(f"--port {given.port} is for --serve; give both, or none")
-    first, *others = given.runs
-    out = given.out or (first.parent / "comparison.html" if others else first / "report.html")
-    alarms = write_report(given.runs, out)
+    if args.port:
+        raise ConfigError(f"--port {args.port} is for --serve; give both, or none")
+    first, *others = args.runs
+    out = args.out or (first.parent / "comparison.html" if others else first / "report.html")
+    alarms = write_report(args.runs, out)
     print(f"report in {out} ({out.stat().st_size / 2**20:.1f} MiB)")
-    for line in alarms:
-        print(line)
+    print(*alarms, sep="\n")

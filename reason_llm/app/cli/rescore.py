@@ -27,22 +27,22 @@ def run(program: str, arguments: Sequence[str]) -> None:
         help="accept an edited BUFFER and update its SHA-256; it is rescored only if a config, an "
         "option or --out is also given",
     )
-    own, rest = parser.parse_known_args(arguments)
+    args, config_arguments = parser.parse_known_args(arguments)
     what = ("CONFIG.yaml", WITHOUT_CONFIG)
-    line = read_command_line(f"{program} BUFFER", "", what, rest, {}, in_force=True)
+    line = read_command_line(f"{program} BUFFER", "", what, config_arguments, {}, in_force=True)
     config = line.config()
     from reason_llm.app import rescore as rescoring  # heavy: torch
     from reason_llm.run import default_target
 
     console = Console(config.log.console)
-    if own.accept_edited:
-        is_new = rescoring.accept_edited(own.buffer)
+    if args.accept_edited:
+        is_new = rescoring.accept_edited(args.buffer)
         state = "now has the SHA-256 of its edited content" if is_new else "is as written"
-        console.line(f"{own.buffer} {state}")
-        if not rest and own.out is None:
+        console.line(f"{args.buffer} {state}")
+        if not config_arguments and args.out is None:
             return
-    target = own.out or default_target(own.buffer)
-    document = rescoring.rescore_file(own.buffer, target, config)
+    target = args.out or default_target(args.buffer)
+    document = rescoring.rescore_file(args.buffer, target, config)
     completions = [c for group in document.groups for c in group.completions]
     mean = sum(c.reward or 0.0 for c in completions) / len(completions)
     console.line(f"{len(completions)} rollouts, mean reward {mean:.3f}, in {target}")

@@ -29,22 +29,22 @@ def run(program: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address (default: this machine only)")
     parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0: any)")
     engines = ("auto", "transformers", "vllm")
-    told = f"{', '.join(engines)}: option of the config (default: the run's)"
+    engine_help = f"{', '.join(engines)}: option of the config (default: the run's)"
     parser.add_argument(
-        "--sample.engine", dest="engine", choices=engines, metavar="ENGINE", help=told
+        "--sample.engine", dest="engine", choices=engines, metavar="ENGINE", help=engine_help
     )
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     from reason_llm.app import chat as chats, serve as serving  # heavy: after --help
     from reason_llm.model import default_device
 
-    key, subject = serving.key_for(given.host), subject_of(given)
+    key, subject = serving.key_for(args.host), subject_of(args)
     config = subject.config
-    engine = given.engine or config.sample.engine
+    engine = args.engine or config.sample.engine
     has_vllm = default_device().type == "cuda" and find_spec("vllm") is not None
     if engine == "vllm" and not has_vllm:
         raise ConfigError("sample.engine=vllm needs a GPU and vLLM; set it to transformers")
     template = serving.own_template(config)
-    command = serving.vllm_command(subject, given.target, given.host, given.port, template)
+    command = serving.vllm_command(subject, args.target, args.host, args.port, template)
     say = partial(print, flush=True)
     say(f"with vLLM: {shlex.join(command)}")
     if has_vllm and engine != "transformers":
@@ -55,5 +55,5 @@ def run(program: str, arguments: Sequence[str]) -> None:
     chat = chats.ChatSession(subject, chats.options_of(subject, {}))
     if (prompt := chat.renderer.system_prompt) is not None:
         say(f"requests without a system message get {prompt!r}")
-    names = serving.names_of(subject, given.target)
-    serving.serve(serving.PolicyServer(chat, names, key), given.host, given.port, say)
+    names = serving.names_of(subject, args.target)
+    serving.serve(serving.PolicyServer(chat, names, key), args.host, args.port, say)

@@ -43,16 +43,17 @@ def train(
     mistakes: list[ReasonError] = []
     what = ("CONFIG.yaml", WITHOUT_CONFIG)
     line = read_command_line(program, description, what, arguments, switches, in_force=True)
-    given = line.given | asked
-    if "plan" in given and line.what is None and "model.path" in line.overrides:
+    switches_on = line.given | asked
+    if "plan" in switches_on and line.what is None and "model.path" in line.overrides:
         line.overrides.setdefault("data.train", PLANNED_ROWS)
     config = line.config(mistakes)
-    checks = given & {"plan", "data-check"}
+    checks = switches_on & {"plan", "data-check"}
     if not checks:
         raise_all(mistakes)
-    console = Console("quiet" if "quiet" in given else config.log.console)  # sets up logging, too
+    # The console sets up logging, too.
+    console = Console("quiet" if "quiet" in switches_on else config.log.console)
     if checks:
-        return print_check(config, mistakes, is_plan="plan" in given)
+        return print_check(config, mistakes, is_plan="plan" in switches_on)
     check_unused(config)
     console.line(f"run {config.run.name}: loading PyTorch and Transformers")
     from reason_llm.app.training import run_training  # heavy: after the config is checked
@@ -62,8 +63,7 @@ def train(
 
 
 def print_check(config: "Config", mistakes: list[ReasonError], is_plan: bool) -> int:
-    """Print the memory plan or the data check of a run, and raise all mistakes in options,
-    including ``mistakes``; return 2 if there are errors in the data."""
+    """Print the plan or the data check and raise all mistakes; return 2 if the data have errors."""
     from reason_llm.app.option_check import check_options
 
     num_errors = 0

@@ -1,7 +1,5 @@
 """Export of a run's adapter, alone or merged into the unquantised base, with tokenizer, generation
-config and card; checked before it takes its place.
-
-The folder is made under another name and renamed at the end; a failed check leaves nothing."""
+config and card. The folder is written under another name and renamed after all checks passed."""
 
 import logging
 import shutil
@@ -109,9 +107,8 @@ class _CheckedExport:
 
 
 def export(request: ExportRequest, console: Console) -> Parity | ScoreParity | None:
-    """Write the folder and return the result of the parity check; None for an adapter alone, and
-    for a model that is written in another type. Raises a ReasonError; unless it says otherwise,
-    nothing was written."""
+    """Write the folder and return the result of the parity check; None for an adapter alone and
+    for an unpacked model. After a ReasonError nothing is written, unless it says otherwise."""
     quiet_libraries()
     if _is_packed_model(request.source):
         _unpack(request, console)
@@ -123,7 +120,7 @@ def export(request: ExportRequest, console: Console) -> Parity | ScoreParity | N
 
 @contextmanager
 def _without_patterns(request: ExportRequest, console: Console) -> Iterator[Path]:
-    """The source; of an adapter with patterns a plain copy."""
+    """Yield the source or, for an adapter with patterns, a plain copy."""
     if not patterns.are_in(request.source):
         yield request.source
         return
@@ -157,6 +154,7 @@ def _export(
             if file.is_file():
                 shutil.copyfile(regular(file), target / file.name)
         _describe(request, job, target, result)
+    # From here on the export is in its place, and a failure leaves it there.
     console.line(
         f"exported {job.adapter if job.run else request.source} over {job.base} to {request.out}"
     )
@@ -164,8 +162,8 @@ def _export(
         logger.warning(
             "Transformers %s reads the tokenizer in %s as %s, with other ids than those of "
             "training; load it with PreTrainedTokenizerFast.from_pretrained",
-            transformers.__version__, request.out, kind,
-        )  # fmt: skip
+            *(transformers.__version__, request.out, kind),
+        )
     if job.converter is not None:
         _convert(request, job, job.converter, console)
     if request.push is not None:
@@ -187,13 +185,13 @@ def _is_packed_model(source: Path) -> bool:
 
 
 def _unpack(request: ExportRequest, console: Console) -> None:
-    """Write a model in MXFP4 in 16 or 32 bits, bit by bit the numbers that Transformers reads:
+    """Write an MXFP4 model in 16 or 32 bits, with exactly the values that Transformers reads.
     ``save_pretrained`` of Transformers 5.17 would lose the experts of all layers but one."""
     options = ("adapter_only", "base", "gguf", "push", "rollouts")
-    if given := [name for name in options if getattr(request, name)]:
+    if unusable := [name for name in options if getattr(request, name)]:
         raise ConfigError(
-            f"--{given[0].replace('_', '-')} contradicts {request.source}, a model in MXFP4, which "
-            "is only written in another type; leave it out"
+            f"--{unusable[0].replace('_', '-')} contradicts {request.source}, a model in MXFP4, "
+            "which is only written in another type; leave it out"
         )
     _check_dtype(request)
     _check_out(request)
@@ -201,7 +199,7 @@ def _unpack(request: ExportRequest, console: Console) -> None:
     _check_room(request, merging.merged_bytes(folder, None, dtype))
     with replacing_folder(request.out, is_noted=False) as target:
         merging.merge(folder, None, target, dtype, request.shard_bytes)
-        for file in sorted({each for pattern in merging.FILES for each in folder.glob(pattern)}):
+        for file in sorted({path for pattern in merging.FILES for path in folder.glob(pattern)}):
             is_weights = ".safetensors" in file.name
             if file.is_file() and not is_weights and not (target / file.name).exists():
                 shutil.copyfile(regular(file), target / file.name)
@@ -209,7 +207,7 @@ def _unpack(request: ExportRequest, console: Console) -> None:
 
 
 def _prepare(request: ExportRequest, scratch: Path) -> _CheckedExport:
-    """Check everything that can be checked before anything is written, but to ``scratch``."""
+    """Check all that can be checked before the export is written; only ``scratch`` is used."""
     source, run, config = request.source, None, None
     _check_dtype(request)
     if run_folder.is_run(source):
@@ -259,19 +257,27 @@ def _prepare(request: ExportRequest, scratch: Path) -> _CheckedExport:
     samples = not request.adapter_only and not reward_model.is_one(adapter)
     rollouts = _rollouts(request, run, config, folder) if samples else []
     return _CheckedExport(
-        adapter, name, folder, merged, run, config, tokenizer, rollouts, converter,
+        adapter=adapter,
+        base=name,
+        base_folder=folder,
+        merged=merged,
+        run=run,
+        config=config,
+        tokenizer=tokenizer,
+        rollouts=rollouts,
+        converter=converter,
         is_extended=folder == scratch,
-    )  # fmt: skip
+    )
 
 
 def _extended(folder: Path, context_tokens: int | None, scratch: Path) -> Path:
-    """The base's folder, or one of links to its files whose config.json reads so many tokens."""
-    found = positions.keys(base.read_config(str(folder)), context_tokens)
-    if not found:
+    """The base's folder or, for a longer context, links to its files with a new config.json."""
+    overrides = positions.keys(base.read_config(str(folder)), context_tokens)
+    if not overrides:
         return folder
     for file in folder.iterdir():
         (scratch / file.name).symlink_to(file.resolve())
-    described = merging.read_json(folder / "config.json") | found
+    described = merging.read_json(folder / "config.json") | overrides
     described.pop("rope_scaling", None)  # the older name
     (scratch / "config.json").unlink()
     (scratch / "config.json").write_bytes(orjson.dumps(described))
@@ -285,9 +291,9 @@ def _merge(request: ExportRequest, job: _CheckedExport, target: Path, console: C
     rollouts = _compared(job, job.rollouts, "rollouts", dtype, console)
     temperature = job.config.sample.temperature if job.config is not None else 1.0
     result = parity.check_parity(job.base_folder, job.adapter, target, rollouts, dtype, temperature)
-    told = "base plus adapter" if job.merged[1] is not None else "the run's model"
+    policy = "base plus adapter" if job.merged[1] is not None else "the run's model"
     console.line(
-        f"parity with {told} in {request.dtype}: {result.gap}; its own effect: {result.learned}"
+        f"parity with {policy} in {request.dtype}: {result.gap}; its own effect: {result.learned}"
     )
     result.check(dtype)
     lost = f"lost in rounding, of what was learned: {result.lost:.1%} +- {result.lost_error:.1%}"
@@ -329,13 +335,13 @@ def _merge_reward_model(
 
 
 def _compared(
-    job: _CheckedExport, found: list[Datum], what: str, dtype: torch.dtype, console: Console
+    job: _CheckedExport, rows: list[Datum], kind: str, dtype: torch.dtype, console: Console
 ) -> list[Datum]:
-    """An even choice of the rollouts that were found; without any, of new samples."""
-    if not found:
-        console.line(f"there are no {what} of it here: the parity check samples new ones")
-        found = parity.sampled(job.base_folder, job.adapter, job.tokenizer, dtype)
-    return parity.chosen(found, base.read_config(str(job.base_folder)).get_text_config().vocab_size)
+    """An even sample of the rows or, if there are none, of new samples."""
+    if not rows:
+        console.line(f"there are no {kind} of it here: the parity check samples new ones")
+        rows = parity.sampled(job.base_folder, job.adapter, job.tokenizer, dtype)
+    return parity.chosen(rows, base.read_config(str(job.base_folder)).get_text_config().vocab_size)
 
 
 def _write_generation_config(job: _CheckedExport, target: Path) -> None:
@@ -344,11 +350,11 @@ def _write_generation_config(job: _CheckedExport, target: Path) -> None:
     if file.is_file():
         config = merging.read_json(file)
     else:  # Transformers takes these from there, then
-        found = merging.read_json(job.base_folder / "config.json")
+        base_config = merging.read_json(job.base_folder / "config.json")
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
-        config = {name: found[name] for name in names if name in found}
-    theirs, ends = config.get("eos_token_id"), end_token_ids(str(file.parent), job.tokenizer)
-    if not set(ends) <= set(theirs if isinstance(theirs, list) else [theirs]):
+        config = {name: base_config[name] for name in names if name in base_config}
+    base_ends, ends = config.get("eos_token_id"), end_token_ids(str(file.parent), job.tokenizer)
+    if not set(ends) <= set(base_ends if isinstance(base_ends, list) else [base_ends]):
         content = orjson.dumps(config | {"eos_token_id": ends}, option=orjson.OPT_INDENT_2)
         (target / file.name).write_bytes(content)
     elif file.is_file():
@@ -356,10 +362,10 @@ def _write_generation_config(job: _CheckedExport, target: Path) -> None:
 
 
 def _describe(
-    request: ExportRequest, job: _CheckedExport, target: Path, found: Parity | ScoreParity | None
+    request: ExportRequest, job: _CheckedExport, target: Path, result: Parity | ScoreParity | None
 ) -> None:
     extended: dict[str, Any] = {}
-    if job.is_extended:
+    if job.is_extended:  # whoever loads the adapter over the original base must set the same
         described = merging.read_json(job.base_folder / "config.json")
         names = ("rope_parameters", "max_position_embeddings")
         extended = {name: described[name] for name in names}
@@ -369,7 +375,7 @@ def _describe(
         base=job.base,
         licence=model_card.licence_of(job.base_folder),
         merged=None if request.adapter_only else request.dtype,
-        parity=None if found is None else str(found.gap),
+        parity=None if result is None else str(result.gap),
         config=job.config,
         run=job.run,
         adapter=job.adapter,
@@ -435,12 +441,12 @@ def _check_out(request: ExportRequest) -> None:
     check_writable(out)
 
 
-def _check_room(request: ExportRequest, needed: int) -> None:
-    there = next(p for p in (request.out, *request.out.absolute().parents) if p.exists())
-    free = shutil.disk_usage(there).free
-    if free < 1.05 * needed:
+def _check_room(request: ExportRequest, num_bytes: int) -> None:
+    existing = next(p for p in (request.out, *request.out.absolute().parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    if free < 1.05 * num_bytes:
         raise WriteError(
-            f"--out {request.out} needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB is "
+            f"--out {request.out} needs {num_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB is "
             "free there; free or choose another place"
         )
 
@@ -448,7 +454,7 @@ def _check_room(request: ExportRequest, needed: int) -> None:
 def _convert(
     request: ExportRequest, job: _CheckedExport, converter: Path, console: Console
 ) -> None:
-    """Write the export as GGUF, and what Ollama reads; compare it where llama.cpp's Python is."""
+    """Write GGUF files and a Modelfile; compare log-probs if llama-cpp-python is installed."""
     config, out = job.config, request.out
     files = gguf.convert(converter, out, request.dtype)
     if len(files) == 1:
@@ -457,7 +463,7 @@ def _convert(
             "llama-cpp-python"
         )
     system, temperature = None, 1.0
-    if config is not None:
+    if config is not None:  # otherwise Ollama would use its own defaults
         system = system_prompt(config.data.system_prompt, config.prompting_reward)
         temperature = config.sample.temperature
     ends = end_token_ids(str(job.base_folder), job.tokenizer)
@@ -469,8 +475,8 @@ def _convert(
     rollouts = _compared(job, job.rollouts, "rollouts", dtype, console)
     for file in files:
         gap = gguf.gap(file, out, rollouts, dtype)
-        found = f"log-probs of the export: {gap}" if gap else "not compared: no llama-cpp-python"
-        console.line(f"converted to {file} ({found})")
+        outcome = f"log-probs of the export: {gap}" if gap else "not compared: no llama-cpp-python"
+        console.line(f"converted to {file} ({outcome})")
 
 
 def _check_login(repo: str) -> None:
@@ -498,7 +504,7 @@ def _push(folder: Path, repo: str) -> str:
 
 
 def shard_bytes(gib: float | str) -> int:
-    """``--max-shard-gib`` in bytes; raises a ConfigError for what is no size."""
+    """``--max-shard-gib`` in bytes; raises a ConfigError if it is no size."""
     try:
         size = float(gib)
     except ValueError:

@@ -31,7 +31,7 @@ HEAD = "lm_head.weight"
 SCORE = "score.weight"
 BLOCKS, SCALES = "_blocks", "_scales"
 """Endings of the two tensors that a weight in MXFP4 is stored as."""
-_KEPT = re.compile(r"base_model\.model\.(.+?)(?:\.base_layer)?\.weight")
+_WHOLE_WEIGHT = re.compile(r"base_model\.model\.(.+?)(?:\.base_layer)?\.weight")
 """PEFT also saves whole embeddings if an embedding or the head is adapted."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
@@ -74,7 +74,7 @@ class _Source:
     """Scales of a weight in MXFP4, whose blocks this is."""
 
     def read(self) -> Tensor:
-        """The tensor as it is stored; in bfloat16, which holds all its values, if in MXFP4."""
+        """The stored tensor; MXFP4 is unpacked to bfloat16, which holds all its values."""
         with safe_open(regular(self.file), framework="pt") as opened:
             tensor = torch.as_tensor(opened.get_tensor(self.name))
         if self.scales is None:
@@ -141,19 +141,20 @@ def adapted(adapter: Path) -> tuple[dict[str, Update], dict[str, Tensor]]:
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{file} cannot be read ({one_line(error)}); copy it again") from error
     factors: dict[str, dict[str, Tensor]] = {}
-    kept = {}
+    whole = {}
     for name, tensor in tensors.items():
         if match := adapters.ADAPTED.fullmatch(name):
             factors.setdefault(f"{match[1]}.weight", {})[match[2]] = tensor
-        elif match := _KEPT.fullmatch(name):
-            kept[f"{match[1]}.weight"] = tensor
+        elif match := _WHOLE_WEIGHT.fullmatch(name):
+            whole[f"{match[1]}.weight"] = tensor
         else:
             raise ModelError(f"{file}: {name} is no factor of a linear layer; merge it elsewhere")
     scale = config.lora_alpha / (config.r**0.5 if config.use_rslora else config.r)
+    # The scale is that of the config's rank, so a factor of another rank would be merged wrongly.
     for name, both in factors.items():
         if both.keys() != {"A", "B"} or {len(both["A"]), both["B"].shape[1]} != {config.r}:
             raise ModelError(f"{file}: {name} lacks a factor, or is not of rank {config.r}")
-    return {name: Update(both["A"], both["B"], scale) for name, both in factors.items()}, kept
+    return {name: Update(both["A"], both["B"], scale) for name, both in factors.items()}, whole
 
 
 def merged_bytes(base: Path, adapter: Path | None, dtype: torch.dtype) -> int:
@@ -258,16 +259,16 @@ def _plan(
         short = name.removeprefix(prefix)
         return short if name not in sources and short in sources else earlier.get(name, name)
 
-    added, kept = adapted(adapter) if adapter is not None else ({}, {})
+    updates, whole = adapted(adapter) if adapter is not None else ({}, {})
     embedding = model.get_input_embeddings()
     is_tied = model.config.tie_word_embeddings
     for name, module in model.named_modules():
         weight = f"{name}.weight"
-        if isinstance(module, Conv1D) and weight in added:
-            added[weight] = added[weight].transposed()
-        if module is embedding and is_tied and HEAD in added and stored(weight) in sources:
+        if isinstance(module, Conv1D) and weight in updates:
+            updates[weight] = updates[weight].transposed()
+        if module is embedding and is_tied and HEAD in updates and stored(weight) in sources:
             sources.setdefault(HEAD, sources[stored(weight)])  # its tensor is also the head's
-    to_add = {stored(name): update for name, update in added.items()}
+    to_add = {stored(name): update for name, update in updates.items()}
     for name, update in to_add.items():
         shape = sources[name].shape if name in sources else "missing"
         if shape != update.shape:
@@ -275,7 +276,7 @@ def _plan(
                 f"the adapter makes {name} {update.shape}, and in {base} it is {shape}; name the "
                 "model that it was trained on with --base"
             )
-    for name, tensor in kept.items():
+    for name, tensor in whole.items():
         source = sources.get(stored(name))
         if source is None or not torch.equal(source.read().to(tensor.dtype), tensor):
             raise ModelError(
@@ -305,8 +306,8 @@ def _unpacked(sources: dict[str, _Source], dtype: torch.dtype) -> Iterator[tuple
 def _files(base: Path) -> list[Path]:
     """Weight files of a folder in the order of Transformers, which ignores other files."""
     model_folder.check_weights(str(base))
-    whole, index = base / "model.safetensors", base / "model.safetensors.index.json"
-    if not whole.is_file() and not index.is_file():
+    single, index = base / "model.safetensors", base / "model.safetensors.index.json"
+    if not single.is_file() and not index.is_file():
         raise ModelError(f"{base} holds no model.safetensors; save the model in that form")
-    names = {whole.name} if whole.is_file() else {*read_json(index)["weight_map"].values()}
+    names = {single.name} if single.is_file() else {*read_json(index)["weight_map"].values()}
     return [base / name for name in sorted(names)]

@@ -1,5 +1,5 @@
-"""README.md of an exported model, from the run's files and ``model_card.md.jinja``; what they do
-not say is called unknown."""
+"""README.md of an exported model, from the run's files and ``model_card.md.jinja``; missing values
+are called unknown."""
 
 import hashlib
 import re
@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from reason_llm.config import Config, yaml_text
 from reason_llm.data import system_prompt
 from reason_llm.errors import ModelError, one_line, printable, without_secrets
-from reason_llm.evaluate import OF_A_RUN
+from reason_llm.evaluate import RUN_ADAPTERS
 from reason_llm.files import read_object, read_text
 from reason_llm.model import digests
 from reason_llm.run import Best
@@ -75,26 +75,25 @@ def render(card: ModelCard) -> str:
         pipeline_tag=card.task,
         license=card.licence,
         tags=["reason_llm", *([] if config is None else [config.method.name])],
-        datasets=[each.partition(":")[0] for each in sources if is_hub_id(each)] or None,
+        datasets=[name.partition(":")[0] for name in sources if is_hub_id(name)] or None,
     )
     environment = ImmutableSandboxedEnvironment(
         undefined=StrictUndefined, finalize=lambda value: printable(str(value))
     )
     template = environment.from_string(read_text(Path(__file__).with_suffix(".md.jinja")))
+    # The template reads files of the run, which may be damaged or of another version.
     try:
         values = {} if config is None else _training(card, config)
         if run is not None:
             values |= _evaluation(run, card.adapter)
-        shown = template.render(
-            card=card, config=config, sources=sources,
-            model_class=card.merged_loader or card.loader, **values,
-        )  # fmt: skip
+        values["model_class"] = card.merged_loader or card.loader
+        body = template.render(card=card, config=config, sources=sources, **values)
     except (*_DAMAGE, TemplateError) as error:
         raise ModelError(
             f"{run}: its summary.json, or one in evaluation/, is damaged ({type(error).__name__}: "
             f"{one_line(error)[:100]}); remove it, or evaluate again"
         ) from error
-    return without_secrets(f"---\n{header.to_yaml()}\n---\n\n{shown}\n")
+    return without_secrets(f"---\n{header.to_yaml()}\n---\n\n{body}\n")
 
 
 def _training(card: ModelCard, config: Config) -> dict[str, Any]:
@@ -105,12 +104,14 @@ def _training(card: ModelCard, config: Config) -> dict[str, Any]:
         held_out["rows"] = config.eval.rows
     return {
         "held_out": held_out,
-        "model": config.model, "train": config.train, "sample": config.sample,
+        "model": config.model,
+        "train": config.train,
+        "sample": config.sample,
         "planned": config.run.steps,
         "steps": None if card.run is None else run_folder.learned_steps(card.run, card.adapter),
         "digest": hashlib.sha256(content).hexdigest()[:16],
         "system": system_prompt(config.data.system_prompt, config.score.rewards[0].kind),
-    }  # fmt: skip
+    }
 
 
 def is_hub_id(source: str) -> bool:
@@ -120,23 +121,24 @@ def is_hub_id(source: str) -> bool:
 
 
 def _evaluation(run: Path, adapter: Path) -> dict[str, Any]:
-    """Values of the template on the run's own held-out numbers, and on those of the command
-    evaluate of this adapter; the numbers of a run that was resumed since then are left out."""
+    """Template values for the run's held-out scores and its evaluations of this adapter; scores
+    from before a later resume are left out."""
     is_best = adapter == run_folder.place_of(run, "best")
     best = run_folder.best_record(run) if is_best else None
+    # summary.json is of the end of the run, so it says nothing about an earlier adapter.
     is_last = adapter == run_folder.place_of(run, "last")
     summary = _read(run / "summary.json") if is_last else {}
     judged_by = summary.get("judged_by", "accuracy")
     ends = [summary.get(key) for key in ("accuracy_before", "accuracy_after")]
-    shown = _evaluated(run, adapter)
+    labels = _evaluated(run, adapter)
     results = _read(run / "evaluation" / "summary.json").get("results", {})
     rows = [
-        (name, found["problems"], score, model, each)
+        (name, set_results["problems"], score, model, estimate)
         for model, of_model in results.items()
-        if model in shown
-        for name, found in of_model.items()
-        for score, each in found.items()
-        if isinstance(each, dict) and each["low"] is not None
+        if model in labels
+        for name, set_results in of_model.items()
+        for score, estimate in set_results.items()
+        if isinstance(estimate, dict) and estimate["low"] is not None
     ]
     return {
         "best": Best(**best) if best else None,
@@ -152,18 +154,17 @@ def _evaluation(run: Path, adapter: Path) -> dict[str, Any]:
 
 
 def _evaluated(run: Path, adapter: Path) -> set[str]:
-    """Labels of the command evaluate's models whose results belong on the card: this adapter or
-    whole model, and what it was compared with; not another adapter or whole model of the run. Empty
-    where this one was not evaluated."""
-    asked = _read(run / "evaluation" / "evaluation.json").get("models", {})
+    """Labels of the evaluated models whose results belong on the card: this adapter (or whole
+    model) and models outside of the run; none if this one was not evaluated."""
+    models = _read(run / "evaluation" / "evaluation.json").get("models", {})
     is_whole, of_this, compared = not run_folder.is_adapter(adapter), set[str](), set[str]()
-    for label, each in asked.items():
-        if (each["adapter"] is None) == is_whole:
-            own = (str(adapter), None) if is_whole else (each["path"], adapter)
-            if each["sha256"] == digests.weights_digest(*own):
+    for label, record in models.items():
+        if (record["adapter"] is None) == is_whole:
+            weights = (str(adapter), None) if is_whole else (record["path"], adapter)
+            if record["sha256"] == digests.weights_digest(*weights):
                 of_this.add(label)
-        is_other = each["adapter"] is None and label not in OF_A_RUN
-        if is_other and each["sha256"] == digests.weights_digest(each["path"]):
+        is_other = record["adapter"] is None and label not in RUN_ADAPTERS
+        if is_other and record["sha256"] == digests.weights_digest(record["path"]):
             compared.add(label)
     return of_this | compared if of_this else set()
 

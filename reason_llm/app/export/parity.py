@@ -1,10 +1,8 @@
-"""Parity check of an exported model: log-probs of rollouts, with base plus adapter and with the
-export.
+"""Parity check of an exported model: its log-probs of rollouts, and those of base plus adapter.
 
-Reference and export are loaded by Transformers and PEFT themselves, and not by the code that
-merged. In float32 any difference is rounding. In bfloat16 an update smaller than half a unit in a
-weight's last place is lost, so a second measure, besides the gap, is how far the export lies on the
-way back from the policy to the base."""
+Transformers and PEFT load both, not the code that merged. In float32 any difference is rounding. In
+bfloat16 an update smaller than half a unit in a weight's last place is lost, so a second measure is
+how far the export lies on the way back from the policy to the base."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,17 +22,17 @@ LARGEST = {torch.float32: 1e-4, torch.bfloat16: 2.0}
 MEAN = {torch.float32: 1e-5, torch.bfloat16: 0.1}
 """Largest and mean difference of a log-prob, in nats, that rounding explains. Measured on a random
 model of 200 M: 2e-5 and 3e-6 in float32, 0.15 and 0.03 in bfloat16. What is learned is often less
-than that, so there ``MOST_LOST`` is the sharper test."""
+than that, so there ``MAX_LOST_FRACTION`` is the sharper test."""
 LARGEST_OF_SCORES = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 MEAN_OF_SCORES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """Largest and mean difference of a score that rounding explains, in deviations of the scores.
 Measured on model/tiny: 2e-6 in float32 and 0.03 in bfloat16."""
-MOST_LOST = 0.5
+MAX_LOST_FRACTION = 0.5
 """Largest part of the learned change that an export may lose, or exaggerate."""
-MOST_STRAYED = 0.5
+MAX_STRAYED_NATS = 0.5
 """Largest mean fall of a rollout token's log-prob since it was sampled, in nats; the steps since
 then change it by hundredths, a wrong base by whole nats."""
-MOST_ROLLOUTS, MOST_TOKENS = 32, 16384
+MAX_ROLLOUTS, MAX_TOKENS = 32, 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +73,14 @@ class Parity:
     @property
     def tells_a_wrong_merge(self) -> bool:
         """Whether ``check`` would refuse an export without the adapter by ``lost``."""
-        return 1 - 4 * self.lost_error > MOST_LOST
+        return 1 - 4 * self.lost_error > MAX_LOST_FRACTION
 
     def check(self, dtype: torch.dtype) -> None:
         """Raises a ModelError if rounding to ``dtype`` does not explain the gap."""
-        if self.strayed is not None and not self.strayed <= MOST_STRAYED:
+        if self.strayed is not None and not self.strayed <= MAX_STRAYED_NATS:
             raise ModelError(
                 f"the rollouts' tokens are {self.strayed:.2g} nats less likely under the export "
-                f"than when they were sampled (at most {MOST_STRAYED:g}); nothing was written; "
+                f"than when they were sampled (at most {MAX_STRAYED_NATS:g}); nothing was written; "
                 "check that --base is what the adapter was trained on and --rollouts are its own"
             )
         if not (self.gap.largest <= LARGEST[dtype] and self.gap.mean <= MEAN[dtype]):
@@ -91,7 +89,7 @@ class Parity:
                 f"{LARGEST[dtype]:g} and {MEAN[dtype]:g} is rounding); nothing was written; check "
                 "that --base is what the adapter was trained on"
             )
-        if abs(self.lost) - 4 * self.lost_error > MOST_LOST:
+        if abs(self.lost) - 4 * self.lost_error > MAX_LOST_FRACTION:
             raise ModelError(
                 f"the export has lost {self.lost:.0%} of what was learned (+- "
                 f"{self.lost_error:.0%}; its updates may be too small for {str(dtype)[6:]}, or the "
@@ -149,8 +147,8 @@ def check_parity(
     dtype: torch.dtype,
     temperature: float,
 ) -> Parity:
-    """Gaps between base, base plus adapter, and export on the rollouts, drawn at this temperature;
-    not yet judged. Raises a ModelError if one of them cannot be loaded, or does not fit."""
+    """Gaps between base, base plus adapter, and export on rollouts sampled at this temperature.
+    Raises a ModelError if a model cannot be loaded or does not fit; it does not check the gaps."""
     model = load(base, dtype)
     base_N = logprobs(model, rollouts, temperature)
     policy = policy_over(model, adapter, dtype)
@@ -180,10 +178,9 @@ def policy_over(model: Any, adapter: Path, dtype: torch.dtype) -> Any:
 def load(path: Path, dtype: torch.dtype, kind: Any = None) -> Any:
     """A model loaded by Transformers' class ``kind``, by default the one that loads all of it."""
     try:
-        return (kind or base_model.auto_class(str(path))).from_pretrained(
-            path, dtype=dtype, use_safetensors=True,
-            device_map={"": default_device()}, trust_remote_code=False,
-        ).eval()  # fmt: skip
+        loader, devices = kind or base_model.auto_class(str(path)), {"": default_device()}
+        safety = {"use_safetensors": True, "trust_remote_code": False}
+        return loader.from_pretrained(path, dtype=dtype, device_map=devices, **safety).eval()
     except torch.OutOfMemoryError:
         raise  # a RuntimeError, too
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -204,22 +201,22 @@ def logprobs(model: Any, rollouts: Sequence[Datum], temperature: float) -> Tenso
 
 
 def chosen(rollouts: Sequence[Datum], vocabulary: int) -> list[Datum]:
-    """The rollouts that are scored, spread evenly over all of them."""
-    step = max(1, len(rollouts) // MOST_ROLLOUTS)
-    taken: list[Datum] = []
+    """An even sample of the rollouts, within the limits of the check."""
+    step = max(1, len(rollouts) // MAX_ROLLOUTS)
+    selected: list[Datum] = []
     tokens = 0
-    for rollout in rollouts[::step][:MOST_ROLLOUTS]:
+    for rollout in rollouts[::step][:MAX_ROLLOUTS]:
         tokens += rollout.num_tokens
-        if taken and tokens > MOST_TOKENS:
+        if selected and tokens > MAX_TOKENS:
             break
-        taken.append(rollout)
-    highest = max(int(rollout.ids.max()) for rollout in taken)
+        selected.append(rollout)
+    highest = max(int(rollout.ids.max()) for rollout in selected)
     if highest >= vocabulary:
         raise ModelError(
             f"the rollouts hold token {highest} and the model knows {vocabulary}: they are of "
             "another model; name others with --rollouts"
         )
-    return taken
+    return selected
 
 
 @torch.no_grad()
@@ -236,8 +233,13 @@ def sampled(base: Path, adapter: Path, tokenizer: Any, dtype: torch.dtype) -> li
         except Panic as error:
             raise ModelError(f"{base}: its tokenizer fails on {text!r} ({error})") from error
         drawn = model.generate(
-            input_ids=torch.tensor([ids], device=model.device), do_sample=True, max_new_tokens=32,
-            num_return_sequences=4, pad_token_id=tokenizer.eos_token_id, top_k=0, top_p=1.0,
-        )  # fmt: skip
+            input_ids=torch.tensor([ids], device=model.device),
+            do_sample=True,
+            max_new_tokens=32,
+            num_return_sequences=4,
+            pad_token_id=tokenizer.eos_token_id,
+            top_k=0,
+            top_p=1.0,
+        )
         rollouts += [Datum.of(ids, row[len(ids) :], text) for row in drawn.tolist()]
     return rollouts

@@ -1,4 +1,4 @@
-"""Adapters with a rank or a scale of their own for some layers, written with one of each for all.
+"""Adapters with other ranks or scales in some layers, written with one rank and scale for all.
 
 PEFT reads ``rank_pattern`` and ``alpha_pattern``; vLLM before 0.32 (``lora/peft_helper.py``)
 silently scales every layer by ``lora_alpha / r``. So B is multiplied by its layer's scale, the
@@ -46,12 +46,12 @@ def write_plain(folder: Path, out: Path) -> int:
         alphas = _by_layer(layers, config.get(PATTERNS[1]), plain.lora_alpha)
         rank: int = max(ranks.values(), default=plain.r)
         for name, layer in matches.items():
-            own, is_a = ranks[layer], ".lora_A." in name
+            layer_rank, is_a = ranks[layer], ".lora_A." in name
             factor = tensors[name].float()
-            if plain.target_parameters or factor.shape[0 if is_a else 1] != own:
-                raise ValueError(f"{name} is not of rank {own}")
-            scale = alphas[layer] / (own**0.5 if plain.use_rslora else own)
-            zeros = (0, 0, 0, rank - own) if is_a else (0, rank - own)
+            if plain.target_parameters or factor.shape[0 if is_a else 1] != layer_rank:
+                raise ValueError(f"{name} is not of rank {layer_rank}")
+            scale = alphas[layer] / (layer_rank**0.5 if plain.use_rslora else layer_rank)
+            zeros = (0, 0, 0, rank - layer_rank) if is_a else (0, rank - layer_rank)
             tensors[name] = pad(factor if is_a else factor * scale, zeros).contiguous()
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         if isinstance(error, ModelError):
@@ -72,11 +72,11 @@ def write_plain(folder: Path, out: Path) -> int:
 
 
 def _by_layer(layers: list[str], pattern: Any, usual: float) -> dict[str, Any]:
-    """The value of each layer: that of the first key which its name ends with, as in PEFT's
-    ``get_pattern_key``; a key may be a regular expression."""
-    found = dict.fromkeys(layers, usual)
+    """The value of each layer: of the first key (a name's end, or a regular expression) that
+    matches, as in PEFT's ``get_pattern_key``."""
+    values = dict.fromkeys(layers, usual)
     for key, value in reversed((pattern or {}).items()):
         if type(value) not in (int, float) or not 0 < value <= 1e6:
             raise ValueError(f"{key!r:.60} is {value!r:.60}")
-        found |= dict.fromkeys(matching(rf"(?:.*\.)?(?:{key})", layers), value)
-    return found
+        values |= dict.fromkeys(matching(rf"(?:.*\.)?(?:{key})", layers), value)
+    return values

@@ -41,7 +41,7 @@ def is_one(adapter: Path) -> bool:
 
 
 def head_of(adapter: Path) -> Tensor:
-    """The head's weight, (1, D) in float32; no critic's is taken."""
+    """The head's weight, (1, D) in float32. Raises a ModelError for a critic's."""
     try:
         tensors = load_file(regular(adapter / score_head.FILE))
     except (OSError, SafetensorError) as error:
@@ -70,10 +70,10 @@ def configured(config: dict[str, Any], folder: Path, pad_token_id: int) -> dict[
     described.pad_token_id = pad_token_id
     if kind is not None:
         with torch.device("meta"):
-            made = AutoModelForSequenceClassification.from_config(
+            classifier = AutoModelForSequenceClassification.from_config(
                 described, trust_remote_code=False
             )
-    if kind is None or SCORE not in made.state_dict():
+    if kind is None or SCORE not in classifier.state_dict():
         raise ModelError(
             f"{described.model_type} has no sequence-classification model in Transformers with a "
             "head called score; take --adapter-only"
@@ -106,7 +106,7 @@ def held_out_rows(config: Config, tokenizer: Any) -> list[Datum]:
     context = base.context_limit(config.model)
     data = load_data(config, tokenizer, context, end_token_ids=ends)
     sets = [data.held_out_rows] if data.held_out_rows is not None else data.training
-    pairs = [[Datum.of_row(row) for row in unit] for each in sets for unit in each.units]
+    pairs = [[Datum.of_row(row) for row in unit] for data_set in sets for unit in data_set.units]
     return [pair[side] for side in (0, 1) for pair in pairs]  # evenly spread ones are of both
 
 
@@ -115,8 +115,8 @@ def held_out_rows(config: Config, tokenizer: Any) -> list[Datum]:
 def check_scores(
     folder: Path, adapter: Path, exported: Path, rows: Sequence[Datum], dtype: torch.dtype
 ) -> parity.ScoreParity:
-    """Scores of the rows by base, adapter and head, and by the export; not yet judged. Raises a
-    ModelError if one of them cannot be loaded, or does not fit."""
+    """Compare scores by base, adapter and head with those by the export. Raises a ModelError if a
+    model cannot be loaded or does not fit."""
     policy = adapters.over(parity.load(folder, dtype), adapter)
     head, decoder = head_of(adapter), policy.get_base_model().get_decoder()
     scores = []
@@ -132,13 +132,13 @@ def check_scores(
 
 
 def _exported_scores(exported: Path, rows: Sequence[Datum], dtype: torch.dtype) -> Tensor:
-    """Scores as any user gets them: by Transformers' own class, in padded batches."""
+    """Scores as any user gets them: with Transformers' class, in padded batches."""
     model = parity.load(exported, dtype, AutoModelForSequenceClassification)
     scores = []
     for start in range(0, len(rows), BATCH_ROWS):
         part = [torch.tensor(row.ids) for row in rows[start : start + BATCH_ROWS]]
         ids_BT = pad_sequence(part, batch_first=True, padding_value=model.config.pad_token_id)
         mask_BT = pad_sequence([torch.ones_like(ids_T) for ids_T in part], batch_first=True)
-        given = {"input_ids": ids_BT.to(model.device), "attention_mask": mask_BT.to(model.device)}
-        scores.append(model(**given).logits[:, 0].float().cpu())
+        inputs = {"input_ids": ids_BT.to(model.device), "attention_mask": mask_BT.to(model.device)}
+        scores.append(model(**inputs).logits[:, 0].float().cpu())
     return torch.cat(scores)

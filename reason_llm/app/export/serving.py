@@ -1,9 +1,8 @@
-"""Proof that vLLM serves an exported adapter, as any user would serve it: the log-probs of a few
-texts, with the adapter and without it. Made in another process, since one that has started vLLM
-keeps its memory.
+"""Proof that vLLM serves an exported adapter: log-probs of a few texts with and without it, from
+another process, because one that has started vLLM keeps its memory.
 
-Only for models whose layers vLLM names in another way than Transformers. There vLLM 0.31 serves the
-base without a word if no name of the adapter is a layer's.
+Only for models whose layers have other names in vLLM than in Transformers: vLLM 0.31 silently
+serves the base if no name of the adapter is a layer's.
 """
 
 import subprocess
@@ -21,16 +20,15 @@ from reason_llm.files import regular
 from reason_llm.model import adapters, base, families, multimodal, tokenizer as model_tokenizer
 from reason_llm.model.plan import backends
 
-MOST_SECONDS = 600
-MOST_BYTES_ON_CPU = 4 << 30
+MAX_SECONDS = 600
+MAX_BYTES_ON_CPU = 4 << 30
 """Largest weights that are tried without a GPU."""
 PROGRAM = "reason_llm.model.vllm.served"
 
 
 def prove(base_folder: Path, adapter: Path, tokenizer: Any) -> str | None:
-    """The line that says how much the adapter changes under vLLM, or why that is not proven; None
-    for a model whose layers have the same names in vLLM. Raises a ModelError if vLLM serves the
-    base in its place."""
+    """A line on the adapter's effect under vLLM, or on why it is not proven; None if the layers
+    have the same names in vLLM. Raises a ModelError if vLLM serves the base instead."""
     described = base.read_config(str(base_folder))
     if not multimodal.is_multimodal(described) and described.model_type not in backends.IMPORTING:
         return None
@@ -55,7 +53,7 @@ def prove(base_folder: Path, adapter: Path, tokenizer: Any) -> str | None:
 def _why_not(base_folder: Path, adapter: Path, described: Any) -> str | None:
     """Reason not to try."""
     factors = load_file(regular(adapter / adapters.WEIGHTS))
-    if not any(bool(each.any()) for name, each in factors.items() if ".lora_B." in name):
+    if not any(bool(factor.any()) for name, factor in factors.items() if ".lora_B." in name):
         return "it is untrained and changes nothing"
     family = described.get_text_config(decoder=True).model_type
     if family in families.WITHOUT_VLLM:
@@ -66,24 +64,24 @@ def _why_not(base_folder: Path, adapter: Path, described: Any) -> str | None:
         return f"vLLM's class of this model imports {missing}, which is not installed"
     size = sum(file.stat().st_size for file in base_folder.glob("*.safetensors"))
     if torch.cuda.is_available():
-        there = torch.cuda.mem_get_info()[0] - 3 * 2**30  # of libraries and graphs
+        room = torch.cuda.mem_get_info()[0] - 3 * 2**30  # of libraries and graphs
     else:
         size *= 2  # in float32
-        there = MOST_BYTES_ON_CPU
-    if size > there:
+        room = MAX_BYTES_ON_CPU
+    if size > room:
         where = "free on the GPU" if torch.cuda.is_available() else "tried without a GPU"
-        return f"its base takes {size / 2**30:.1f} GiB, and {there / 2**30:.1f} GiB is {where}"
+        return f"its base takes {size / 2**30:.1f} GiB, and {room / 2**30:.1f} GiB is {where}"
     return None
 
 
 def _measure(base_folder: Path, adapter: Path, texts: list[list[int]]) -> Gap:
-    asked = orjson.dumps([str(base_folder), str(adapter), texts])
-    ended = subprocess.run(
-        [sys.executable, "-m", PROGRAM], input=asked, capture_output=True, timeout=MOST_SECONDS
+    job = orjson.dumps([str(base_folder), str(adapter), texts])
+    process = subprocess.run(
+        [sys.executable, "-m", PROGRAM], input=job, capture_output=True, timeout=MAX_SECONDS
     )
-    lines = ended.stdout.splitlines()
-    if ended.returncode != 0 or not lines:
-        said = ended.stderr.decode(errors="replace").strip().splitlines()
-        raise ValueError(said[-1] if said else f"vLLM ended with {ended.returncode}")
+    lines = process.stdout.splitlines()
+    if process.returncode != 0 or not lines:
+        errors = process.stderr.decode(errors="replace").strip().splitlines()
+        raise ValueError(errors[-1] if errors else f"vLLM ended with {process.returncode}")
     with_adapter, without = orjson.loads(lines[-1])
     return Gap.between(torch.tensor(with_adapter), torch.tensor(without))

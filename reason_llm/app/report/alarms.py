@@ -11,7 +11,7 @@ from itertools import pairwise, takewhile
 from statistics import fmean
 
 from reason_llm.app.report.evidence import (
-    MOST_GROUPS,
+    MAX_GROUPS,
     RECENT_STEPS,
     Change,
     Evidence,
@@ -453,7 +453,7 @@ def no_variance(seen: Evidence) -> Finding:
     if judged:
         right = fmean(map(seen.is_right, judged))
         text += f" Of those, {right:.0%} are all right and {1 - right:.0%} all wrong."
-    return alarm(text, series(last, "step")[0], flat[-MOST_GROUPS:])
+    return alarm(text, series(last, "step")[0], flat[-MAX_GROUPS:])
 
 
 def jump(seen: Evidence) -> Finding:

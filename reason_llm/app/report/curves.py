@@ -8,15 +8,14 @@ from reason_llm.run import Record, accuracies
 
 
 def draw_curves(records: list[Record], title: str, judged_by: str) -> bytes:
-    """Draw the main curves of a run over its steps, as a PNG: reward, accuracy (called
-    ``judged_by``) and completion length; the losses of a stage that learns from a set of rows;
-    those of the readers."""
-    from matplotlib.figure import Figure
+    """Draw the main curves of a run as a PNG: reward, accuracy (called ``judged_by``), completion
+    length, losses, and the curves of readers."""
+    from matplotlib.figure import Figure  # slow to import
 
     panels = [
-        found
+        curves
         for panel in _panels(records, judged_by)
-        if (found := [each for each in panel if any(each[0] in record for record in records)])
+        if (curves := [curve for curve in panel if any(curve[0] in r for r in records)])
     ] or [[]]
     figure = Figure(figsize=(9 if len(panels) > 1 else 6, 3.2), layout="constrained")
     ratios = [2, *[1] * (len(panels) - 1)] if panels[0] else [1]

@@ -13,8 +13,8 @@ from reason_llm.run import Record
 
 State = Literal["clear", "alarm", "unknown"]
 RECENT_STEPS = 5
-MOST_GROUPS = 12
-"""Shown as evidence."""
+MAX_GROUPS = 12
+"""Max groups shown as evidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Evidence:
     @property
     def paid_by_model(self) -> bool:
         """Whether a reward model pays: what its pairs prefer, often longer answers, is the aim."""
-        return any(each.reader and each.weight for each in self.config.score.rewards)
+        return any(reward.reader and reward.weight for reward in self.config.score.rewards)
 
     @property
     def trained(self) -> list[Record]:
@@ -79,8 +79,8 @@ class Evidence:
         return group.parts.get(self.first, ())
 
     def difference_error(self, before: float, after: float) -> float:
-        """Standard error of the difference of two accuracies, as if the problems (128 where their
-        number is unknown) differed: too large rather than too small."""
+        """Upper bound on the standard error of the difference of two accuracies: that of different
+        problems, 128 if their number is unknown."""
         mean = min(max((before + after) / 2, 0.02), 0.98)
         return float((2 * mean * (1 - mean) / (self.num_held_out or 128)) ** 0.5)
 
@@ -92,7 +92,7 @@ class Evidence:
     @property
     def newest(self) -> list[GroupFacts]:
         """The last groups, as many as are shown."""
-        return self.recent(self.groups)[-MOST_GROUPS:]
+        return self.recent(self.groups)[-MAX_GROUPS:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def alarm(
 ) -> Finding:
     """Something is wrong in these steps; the groups are cut to those that are shown."""
     ends = steps[0], steps[-1]
-    return Finding("alarm", text, advice, charts, ends, tuple(groups[:MOST_GROUPS]))
+    return Finding("alarm", text, advice, charts, ends, tuple(groups[:MAX_GROUPS]))
 
 
 ENDS = 5
@@ -149,7 +149,7 @@ class Change:
 
     @property
     def means(self) -> str:
-        """A note in brackets that says of how many steps ``before`` and ``after`` are means."""
+        """Note on the number of steps whose means ``before`` and ``after`` are."""
         return f"(means of the first and the last {self.num_ends} steps)"
 
     @property
@@ -184,5 +184,5 @@ def change(values: Sequence[float]) -> Change | None:
 
 def series(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:
     """(steps, values) of the records that have a number there."""
-    found = [(int(r["step"]), float(r[key])) for r in records if r.get(key) is not None]
-    return [step for step, _ in found], [value for _, value in found]
+    points = [(int(r["step"]), float(r[key])) for r in records if r.get(key) is not None]
+    return [step for step, _ in points], [value for _, value in points]

@@ -1,8 +1,8 @@
-"""The report: one HTML file that loads nothing and shows text of others as text.
+"""The report: one HTML file that loads nothing and shows untrusted text as text.
 
-The data are JSON in a script element that is no script, with every character escaped that HTML
-knows, and the page's own code makes text nodes of them. The page's policy allows no script and no
-style but its own, by their hashes, and no connection."""
+The data are JSON in a script element of another type, with HTML's characters escaped, and the
+page's code makes text nodes of them. The content security policy allows only the page's own script
+and style, by their hashes, and no connection."""
 
 import base64
 import hashlib
@@ -25,15 +25,14 @@ HIDDEN = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def write_report(folders: list[Path], out: Path) -> list[str]:
-    """Examine the runs in ``folders`` and write their report; return a line for each run of what
-    alarms are raised and which were raised before."""
+    """Examine the runs and write their report; return a line on the alarms of each run."""
     runs = read_runs(folders)
     check_writable(out.parent)
     examined = [examine(run, 1 / len(runs)) for run in runs]
     write_atomically(out, page(examined))
     return [
-        (f"{each.run.label}: " if len(runs) > 1 else "") + raised.told(each.alarms, each.ended)
-        for each in examined
+        (f"{item.run.label}: " if len(runs) > 1 else "") + raised.summary(item.alarms, item.ended)
+        for item in examined
     ]
 
 
@@ -60,7 +59,7 @@ def _filled(examined: Sequence[Examined], data: str, connect: str, plain: str = 
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         f"img-src data:; connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
-    runs = [each.run for each in examined]
+    runs = [item.run for item in examined]
     labels = " · ".join(run.label for run in runs)
     title = escape(without_secrets(without_paths(labels, runs)))
     # From the last place to the first, so that nothing that was filled in is searched again.

@@ -32,12 +32,12 @@ from reason_llm.run import Record
 from reason_llm.run.store import folder as run_folder
 from reason_llm.score.statistics import wilson
 
-OF_EVERY_RUN = ("run.name", "run.directory", "run.buffer")
+RUN_SPECIFIC = ("run.name", "run.directory", "run.buffer")
 """Options that differ between runs anyway."""
-MOST_OPTION = 200
+MAX_OPTION_CHARACTERS = 200
 """Characters of an option's value in a comparison."""
-MOST_RECORDS = 4000
-"""Of a run in a page; those with an evaluation are kept beyond."""
+MAX_RECORDS = 4000
+"""Records of a run in a page, without those of evaluations, which are all kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +50,19 @@ class Examined:
     token_notice: str | None
     """Why tokens cannot be coloured; None if they can."""
     raised: list[Raised]
-    """Every alarm that the run told while it ran."""
+    """Every alarm that was raised during the run."""
     texts: dict[str, Texts]
-    """Its answers to held-out problems and rows that it learned from."""
+    """Answers to held-out problems, and learned rows."""
 
     @property
     def alarms(self) -> list[str]:
         """Titles of the alarms that are raised now."""
-        return [title for title, each in self.findings.items() if each.state == "alarm"]
+        return [title for title, finding in self.findings.items() if finding.state == "alarm"]
 
     @property
     def ended(self) -> list[Raised]:
         """Alarms that were raised before and are not now."""
-        return [each for each in self.raised if each.title not in self.alarms]
+        return [alarm for alarm in self.raised if alarm.title not in self.alarms]
 
 
 def examine(run: RunRecord, share: float = 1.0, read: Reader = read_step) -> Examined:
@@ -96,65 +96,65 @@ def evidence(run: RunRecord, groups: Sequence[GroupFacts]) -> Evidence:
 def to_value(examined: Sequence[Examined]) -> dict[str, Any]:
     """All data except the rollouts."""
     written = time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC"
-    runs = [each.run for each in examined]
+    runs = [item.run for item in examined]
     value = {
         "live": False,
         "written": written,
-        "runs": [_run(each) for each in examined],
+        "runs": [_run(item) for item in examined],
         "differing": differing_options([run.config for run in runs]),
     }
-    shown: dict[str, Any] = without_paths(tree_without_secrets(value), runs)
-    return shown
+    safe: dict[str, Any] = without_paths(tree_without_secrets(value), runs)
+    return safe
 
 
 def without_paths(value: Any, runs: Sequence[RunRecord]) -> Any:
-    """The value with no absolute path of this machine: those of the runs' configs and folders by
-    their last part, others from the working or the home folder."""
-    here, home = f"{Path.cwd()}{os.sep}", f"{Path.home()}{os.sep}"
-    short = {here: "", home: "~/"}
+    """The value without absolute paths: the last part of those of the runs, others relative to the
+    working or the home folder."""
+    cwd, home = f"{Path.cwd()}{os.sep}", f"{Path.home()}{os.sep}"
+    short = {cwd: "", home: "~/"}
     for run in runs:
         values = [value for _, value in config_file.flatten(run.config.model_dump(mode="json"))]
-        texts = [str(each) for v in values for each in (v if isinstance(v, list) else [v])]
+        texts = [str(item) for v in values for item in (v if isinstance(v, list) else [v])]
         for path in (*texts, str(run.folder.resolve()), str(run.folder)):
-            if path.startswith(os.sep) and len(path) > 1 and not path.startswith((here, home)):
+            if path.startswith(os.sep) and len(path) > 1 and not path.startswith((cwd, home)):
                 short[path] = f"…/{Path(path).name}"
     longest_first = sorted(short, key=len, reverse=True)
 
-    def told(text: str) -> str:
+    def shortened(text: str) -> str:
         for path in longest_first:
             text = text.replace(path, short[path])
         return text
 
-    return with_texts(value, told)
+    return with_texts(value, shortened)
 
 
 def differing_options(configs: Sequence[Config]) -> list[dict[str, Any]]:
     """Options that are not the same in all runs, each with its value in every run as text."""
-    trees = [dict(config_file.flatten(each.model_dump(mode="json"))) for each in configs]
-    found = []
+    trees = [dict(config_file.flatten(config.model_dump(mode="json"))) for config in configs]
+    differing = []
     for name in dict.fromkeys(name for tree in trees for name in tree):
         values = [tree.get(name) for tree in trees]
-        if name not in OF_EVERY_RUN and any(value != values[0] for value in values):
+        if name not in RUN_SPECIFIC and any(value != values[0] for value in values):
             texts = ["null" if value is None else str(value) for value in values]
-            found.append({"option": name, "values": [text[:MOST_OPTION] for text in texts]})
-    return found
+            differing.append({"option": name, "values": [t[:MAX_OPTION_CHARACTERS] for t in texts]})
+    return differing
 
 
 def blobs(examined: Sequence[Examined]) -> dict[tuple[int, int | str], bytes]:
     """Gzipped rollouts by run and step, and texts by run and name."""
-    found: dict[tuple[int, int | str], bytes] = {}
-    for index, each in enumerate(examined):
-        found |= {(index, step.step): step.blob for step in each.rollouts.steps}
-        found |= {(index, name): texts.packed.blob for name, texts in each.texts.items()}
-    return found
+    blobs_by_key: dict[tuple[int, int | str], bytes] = {}
+    for index, item in enumerate(examined):
+        blobs_by_key |= {(index, step.step): step.blob for step in item.rollouts.steps}
+        blobs_by_key |= {(index, name): texts.packed.blob for name, texts in item.texts.items()}
+    return blobs_by_key
 
 
 def _run(examined: Examined) -> dict[str, Any]:
     run, rollouts, config = examined.run, examined.rollouts, examined.run.config
     records = run.records
-    if len(records) > MOST_RECORDS:
-        kept = {id(record) for record in evenly(records, MOST_RECORDS)}
-        records = [r for r in records if id(r) in kept or is_evaluated(r)]
+    if len(records) > MAX_RECORDS:
+        spread_ids = {id(record) for record in evenly(records, MAX_RECORDS)}
+        records = [r for r in records if id(r) in spread_ids or is_evaluated(r)]
     places = {id(group): index for index, group in enumerate(rollouts.groups)}
     return {
         "label": run.label,
@@ -166,53 +166,53 @@ def _run(examined: Examined) -> dict[str, Any]:
         "warmup_steps": config.first_policy_step,
         "pairs": _pairs(run.records),
         "model": config.model.path,
-        "sources": [each.source for each in config.data.sources],
+        "sources": [entry.source for entry in config.data.sources],
         "step": int(run.records[-1]["step"]) if run.records else 0,
         "planned_steps": config.run.steps,
         "finished": run.summary is not None,
         "left": lines.left(run.records, config.run.steps),
-        "rewards": [{"name": each.key, "weight": each.weight} for each in config.score.rewards],
+        "rewards": [{"name": r.key, "weight": r.weight} for r in config.score.rewards],
         "steps": [int(record["step"]) for record in records],
         # Six digits are more than a chart shows.
         "columns": {
-            key: [None if (v := each.get(key)) is None else float(f"{v:.6g}") for each in records]
-            for key in dict.fromkeys(key for each in records for key in each if key != "step")
+            key: [None if (v := r.get(key)) is None else float(f"{v:.6g}") for r in records]
+            for key in dict.fromkeys(key for record in records for key in record if key != "step")
         },
         "config": shown_config(run.folder / "resolved_config.yaml"),
         "starts": run.starts,
         "notices": [*run.notices, *rollouts.notices],
         "checks": [
-            {"title": title, "groups": [places[id(group)] for group in each.groups]}
-            | {key: getattr(each, key) for key in ("state", "text", "advice", "charts", "steps")}
-            for title, each in examined.findings.items()
+            {"title": title, "groups": [places[id(group)] for group in finding.groups]}
+            | {key: getattr(finding, key) for key in ("state", "text", "advice", "charts", "steps")}
+            for title, finding in examined.findings.items()
         ],
-        "ended": [asdict(each) for each in examined.ended],
+        "ended": [asdict(alarm) for alarm in examined.ended],
         "rollouts": _rollouts(rollouts, config.score.rewards[0].key)
         | {"token_notice": examined.token_notice},
         "texts": {
-            name: _rollouts(Rollouts([each.packed], 1, []), "score") | {"labels": each.labels}
-            for name, each in examined.texts.items()
+            name: _rollouts(Rollouts([texts.packed], 1, []), "score") | {"labels": texts.labels}
+            for name, texts in examined.texts.items()
         },
     }
 
 
 def _pairs(records: Sequence[Record]) -> dict[str, float] | None:
-    """The accuracy on held-out pairs that was measured last, with its 95 % interval."""
-    found = [each for each in records if {"eval/pair_accuracy", "eval/pairs"} <= each.keys()]
-    if not found or found[-1]["eval/pairs"] < 1:
+    """95 % interval of the last accuracy on held-out pairs, with their number."""
+    evaluated = [r for r in records if {"eval/pair_accuracy", "eval/pairs"} <= r.keys()]
+    if not evaluated or evaluated[-1]["eval/pairs"] < 1:
         return None
-    accuracy, count = found[-1]["eval/pair_accuracy"], found[-1]["eval/pairs"]
+    accuracy, count = evaluated[-1]["eval/pair_accuracy"], evaluated[-1]["eval/pairs"]
     interval = wilson(min(max(accuracy, 0.0), 1.0), count)
     return {"count": count, "low": interval.low, "high": interval.high}
 
 
-def _rollouts(found: Rollouts, first: str) -> dict[str, Any]:
+def _rollouts(rollouts: Rollouts, first: str) -> dict[str, Any]:
     """Return the rollouts that the page lists; ``first`` is the scoring reward."""
-    groups = found.groups
+    groups = rollouts.groups
     names = dict.fromkeys(name for group in groups for name in group.parts)
     rewards = [reward for group in groups for reward in group.rewards]
 
-    def shorts(values: Sequence[float]) -> list[float]:
+    def shorts(values: Sequence[float]) -> list[float]:  # four digits keep the page small
         return [float(f"{value:.4g}") for value in values]
 
     def of_reward(name: str) -> list[list[float]]:
@@ -220,9 +220,9 @@ def _rollouts(found: Rollouts, first: str) -> dict[str, Any]:
         return [shorts(group.parts.get(name, [0.0] * len(group.rewards))) for group in groups]
 
     return {
-        "archives": found.num_archives,
-        "archived": sum(step.num_rollouts for step in found.steps),
-        "steps": len(found.steps),
+        "archives": rollouts.num_archives,
+        "archived": sum(step.num_rollouts for step in rollouts.steps),
+        "steps": len(rollouts.steps),
         "count": len(rewards),
         "least": min(rewards, default=0.0),
         "most": max(rewards, default=0.0),
@@ -242,10 +242,9 @@ def _rollouts(found: Rollouts, first: str) -> dict[str, Any]:
 
 
 def shown_config(path: Path) -> str:
-    """Text of the config, written again from its values if it holds a secret, because YAML may
-    break or escape the secret."""
+    """Text of the config; with a secret, dumped again, because YAML may break or escape it."""
     text = read_bounded(path, MOST_CONFIG_BYTES).decode(errors="replace")
     value = yaml_text.parse(text)
-    if (shown := tree_without_secrets(value)) == value:
+    if (safe := tree_without_secrets(value)) == value:
         return text
-    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=10**6)
+    return yaml.safe_dump(safe, sort_keys=False, allow_unicode=True, width=10**6)

@@ -1,5 +1,5 @@
 """The report without JavaScript: alarms, a table of steps, and rollouts of the last archived step,
-as HTML in which all text of others is escaped."""
+as HTML with untrusted text escaped."""
 
 import gzip
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ import orjson
 from reason_llm.app.report.payload import Examined
 from reason_llm.app.report.rollouts import StepRollouts, evenly
 
-MOST_STEPS, MOST_GROUPS, MOST_CHARACTERS = 50, 4, 2000
+MAX_STEPS, MAX_GROUPS, MAX_CHARACTERS = 50, 4, 2000
 """Rows of the table, groups of rollouts, and characters of a text."""
 SEPARATORS = {code: f"&#{code};" for code in (0x2028, 0x2029)}
 COLUMNS = {
@@ -22,19 +22,19 @@ COLUMNS = {
     "sample/completion_tokens": "tokens",
     "sample/truncated_fraction": "truncated",
 }
-"""Titles by metric; those that a run lacks are left out."""
+"""Titles by metric, if the run has it."""
 
 
 def plain(examined: Sequence[Examined], value: Mapping[str, Any]) -> str:
     """Return what a reader without JavaScript sees of the runs in ``value``, the page's data."""
     parts = []
-    for each, run in zip(examined, value["runs"], strict=True):
+    for item, run in zip(examined, value["runs"], strict=True):
         parts.append(f"<h2>{escape(run['label'])}</h2>")
         alarms = [check for check in run["checks"] if check["state"] == "alarm"]
         parts += [f"<p>{escape(check['title'])}: {escape(check['text'])}</p>" for check in alarms]
         parts.append(_table(run))
-        if each.rollouts.steps:
-            parts += _rollouts(each.rollouts.steps[-1])
+        if item.rollouts.steps:
+            parts += _rollouts(item.rollouts.steps[-1])
     return "\n".join(parts)
 
 
@@ -44,10 +44,10 @@ def _table(run: Mapping[str, Any]) -> str:
     }
     head = "".join(f"<th>{title}</th>" for title in ("step", *columns))
     rows = [f"<tr>{head}</tr>"]
-    for place in evenly(range(len(run["steps"])), MOST_STEPS):
+    for place in evenly(range(len(run["steps"])), MAX_STEPS):
         values = [column[place] for column in columns.values()]
-        shown = [run["steps"][place], *("–" if v is None else f"{v:.4g}" for v in values)]
-        rows.append(f"<tr>{''.join(f'<td>{each}</td>' for each in shown)}</tr>")
+        cells = [run["steps"][place], *("–" if v is None else f"{v:.4g}" for v in values)]
+        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return "\n".join(('<table class="plain">', *rows, "</table>"))
 
 
@@ -56,7 +56,7 @@ def _rollouts(step: StepRollouts) -> Iterator[str]:
     content = gzip.decompress(step.blob)
     header = orjson.loads(content[4 : 4 + int.from_bytes(content[:4], "little")])
     yield f"<h3>Rollouts of step {step.step}</h3>"
-    for facts, group in evenly(list(zip(step.groups, header["groups"], strict=True)), MOST_GROUPS):
+    for facts, group in evenly(list(zip(step.groups, header["groups"], strict=True)), MAX_GROUPS):
         yield f"<h4>Prompt</h4>\n{_text(group['prompt'])}"
         if group["answer"]:
             yield f"<h4>Gold answer</h4>\n{_text(group['answer'])}"
@@ -66,5 +66,5 @@ def _rollouts(step: StepRollouts) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    cut = text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+    cut = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
     return f'<div class="text-block">{escape(cut).translate(SEPARATORS)}</div>'

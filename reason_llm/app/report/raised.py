@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from reason_llm.files import read_bounded, write_atomically
 
 FILE = "alarms.jsonl"
-MOST_BYTES = 4 * 2**20
+MAX_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +30,28 @@ _RAISED = TypeAdapter(Raised)
 
 
 def read(folder: Path) -> list[Raised]:
-    """Alarms of the run, oldest first; those that cannot be read are passed over."""
-    found: list[Raised] = []
+    """Alarms of the run, oldest first; unreadable lines are skipped."""
+    alarms: list[Raised] = []
     if (folder / FILE).exists():
-        for line in read_bounded(folder / FILE, MOST_BYTES).splitlines():
+        for line in read_bounded(folder / FILE, MAX_BYTES).splitlines():
             with suppress(ValidationError):  # a write that a kill cut short
-                found.append(_RAISED.validate_json(line))
-    return found
+                alarms.append(_RAISED.validate_json(line))
+    return alarms
 
 
 def write(folder: Path, raised: Sequence[Raised]) -> None:
     """Write all alarms of the run."""
-    lines = b"".join(orjson.dumps(asdict(each)) + b"\n" for each in raised)
+    lines = b"".join(orjson.dumps(asdict(alarm)) + b"\n" for alarm in raised)
     write_atomically(folder / FILE, lines)
 
 
-def told(now: Sequence[str], before: Sequence[Raised]) -> str:
-    """``no alarms``, or ``alarms: none now, 3 raised before, at steps 6, 9 and 12``, of the titles
-    of those that are raised at the end and those that ended."""
+def summary(now: Sequence[str], before: Sequence[Raised]) -> str:
+    """``no alarms``, or ``alarms: none now, 3 raised before, at steps 6, 9 and 12``."""
     if not now and not before:
         return "no alarms"
     text = f"alarms: {'; '.join(now) if now else 'none now'}"
     if not before:
         return text
-    *first, last = dict.fromkeys(str(each.step) for each in before)
+    *first, last = dict.fromkeys(str(alarm.step) for alarm in before)
     at = f"steps {', '.join(first)} and {last}" if first else f"step {last}"
     return f"{text}, {len(before)} raised before, at {at}"

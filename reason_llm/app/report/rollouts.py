@@ -1,7 +1,7 @@
 """Archived rollouts of a run, as many as a page can hold, read one archive at a time.
 
-Each step comes to facts about its groups, which the page lists and the alarms judge, and to a
-gzipped blob with all texts and numbers, which the page opens when it is asked for:
+Each step becomes facts about its groups, which the page lists and the alarms judge, and a gzipped
+blob with all texts and numbers, which the page opens on demand:
 
     uint32 little-endian: bytes of the header; the header as JSON, padded with spaces to a multiple
     of 4; then of all tokens of the step, one after the other, uint16 each: the length of its text,
@@ -27,18 +27,18 @@ from reason_llm.rollout import Completion, Group
 from reason_llm.run import read_document
 
 T = TypeVar("T")
-MOST_ROLLOUTS = 20_000
+MAX_ROLLOUTS = 20_000
 """In a page."""
-MOST_BLOB_BYTES = 21 * 2**20
+MAX_BLOB_BYTES = 21 * 2**20
 """In a page, before base64 adds a third."""
-MOST_READ_BYTES = 192 * 2**20
-"""Of archives, as they lie on disk; a few seconds each 50 MiB."""
-MOST_STEPS = 500
+MAX_READ_BYTES = 192 * 2**20
+"""Compressed bytes of the archives that are read; 50 MiB take a few seconds."""
+MAX_STEPS = 500
 PREVIEW_CHARS = 160
 LOGPROB_UNIT, LOG_RATIO_UNIT = 0.01, 0.001
 """What 1 means in a blob, in nats."""
 NO_NUMBER = 0xFFFF
-MOST_ATTACHMENTS = 8
+MAX_ATTACHMENTS = 8
 NGRAM, SHINGLE = 4, 3
 """Tokens of the sequences that repeat in a completion, and that completions share."""
 
@@ -48,7 +48,7 @@ class GroupFacts:
     """A group as the page lists it and the alarms judge it; lists have an entry per completion."""
 
     step: int
-    """Learned steps of the policy that sampled it; the record of ``step + 1`` tells of it."""
+    """Learned steps of the policy that sampled it; the record of ``step + 1`` has its metrics."""
     prompt_id: str
     preview: str
     rewards: list[float]
@@ -71,7 +71,7 @@ class StepRollouts:
     groups: list[GroupFacts]
     blob: bytes
     num_split: int
-    """Completions whose tokens could be told apart in the text."""
+    """Completions whose tokens could be separated in the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Rollouts:
     @property
     def groups(self) -> list[GroupFacts]:
         """Groups of all steps, in order."""
-        return [group for each in self.steps for group in each.groups]
+        return [group for step in self.steps for group in step.groups]
 
     @property
     def num_rollouts(self) -> int:
@@ -102,54 +102,55 @@ def read_rollouts(
     """Rollouts of an even sample of archives and of groups, within ``share`` of the bounds above. A
     damaged archive is skipped with a notice; without ``tokens`` tokens are not separated."""
     total = sum(path.stat().st_size for path in archives)
-    by_bytes = len(archives) * int(share * MOST_READ_BYTES) // max(1, total)
-    chosen = evenly(archives, max(2, min(int(share * MOST_STEPS), by_bytes)))
+    by_bytes = len(archives) * int(share * MAX_READ_BYTES) // max(1, total)
+    chosen = evenly(archives, max(2, min(int(share * MAX_STEPS), by_bytes)))
     steps, notices = [], []
     for path in chosen:
-        most = [int(share * each) // len(chosen) for each in (MOST_ROLLOUTS, MOST_BLOB_BYTES)]
+        limits = [int(share * limit) // len(chosen) for limit in (MAX_ROLLOUTS, MAX_BLOB_BYTES)]
         try:
-            steps.append(read(path, tokens, *most))
+            steps.append(read(path, tokens, *limits))
         except RolloutBufferError as error:
             notices.append(f"{path.name} was passed over: {error}")
     return Rollouts(steps, len(archives), notices)
 
 
-def evenly(items: Sequence[T], most: int) -> list[T]:
+def evenly(items: Sequence[T], max_items: int) -> list[T]:
     """At most ``most`` of the items, including the first and the last."""
-    if len(items) <= most:
+    if len(items) <= max_items:
         return list(items)
-    if most == 1:
+    if max_items == 1:
         return [items[-1]]
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+    return [items[round(i * (len(items) - 1) / (max_items - 1))] for i in range(max_items)]
 
 
 def read_step(
-    path: Path, tokens: TokenTexts | None, most_rollouts: int, most_bytes: int
+    path: Path, tokens: TokenTexts | None, max_rollouts: int, max_bytes: int
 ) -> StepRollouts:
     """Rollouts of one archive: all its groups, or an even sample within the bounds."""
     document = read_document(path)
     if not document.groups:
         raise RolloutBufferError(f"{path} holds no rollouts")
-    return pack(document.step, document.groups, tokens, most_rollouts, most_bytes)
+    return pack(document.step, document.groups, tokens, max_rollouts, max_bytes)
 
 
 def pack(
     step: int,
     all_groups: Sequence[Group],
     tokens: TokenTexts | None,
-    most_rollouts: int,
-    most_bytes: int,
+    max_rollouts: int,
+    max_bytes: int,
 ) -> StepRollouts:
     """The groups, or an even sample of them within the bounds, as a page holds them."""
     size = max(len(group.completions) for group in all_groups)
-    groups = evenly(all_groups, max(1, most_rollouts // size))
-    split = _split(groups, tokens)
-    blob = _blob(groups, split)
-    while len(blob) > most_bytes and len(groups) > 1:
-        keep = min(len(groups) - 1, max(1, int(0.9 * len(groups) * most_bytes / len(blob))))
-        groups = evenly(groups, keep)
+    num_groups = max(1, max_rollouts // size)
+    groups: Sequence[Group] = all_groups
+    while True:  # the size of a blob is known only after it is compressed
+        groups = evenly(groups, num_groups)
         split = _split(groups, tokens)
         blob = _blob(groups, split)
+        if len(blob) <= max_bytes or len(groups) <= 1:
+            break
+        num_groups = min(len(groups) - 1, max(1, int(0.9 * len(groups) * max_bytes / len(blob))))
     begin, end = _markers([group.prompt.text for group in all_groups])
     return StepRollouts(
         step=step,
@@ -181,8 +182,8 @@ def _facts(step: int, group: Group, begin: int, end: int) -> GroupFacts:
 
 
 def _markers(prompts: Sequence[str]) -> tuple[int, int]:
-    """Number of characters at the beginning and at the end that all prompts share, up to the last
-    line or tag that ends in it: the chat template and the system prompt."""
+    """Number of characters that all prompts share at either end, in whole lines or tags: those of
+    the chat template and the system prompt."""
     if len(set(prompts)) < 2:
         return 0, 0
     shared = os.path.commonprefix(prompts)  # noqa: RUF071, characters are meant
@@ -200,11 +201,11 @@ def _preview(text: str, begin: int, end: int) -> str:
 
 def _split(groups: Sequence[Group], tokens: TokenTexts | None) -> list[list[int] | None]:
     """Token text lengths of each completion; None if unknown or with a secret in the text."""
-    known = secrets()
+    environment_secrets = secrets()
 
     def lengths(completion: Completion) -> list[int] | None:
         text = completion.text
-        if tokens is None or without_secrets(text, known) != text:
+        if tokens is None or without_secrets(text, environment_secrets) != text:
             return None
         return tokens.lengths(completion.token_ids, text)
 
@@ -220,8 +221,8 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
                 "answer": group.prompt.answer,
                 "texts": [completion.text for completion in group.completions],
                 "attachments": [  # names, each with a thumbnail as a data URL
-                    folder_of(each.kind, f"the report of {group.prompt.id}").thumbnail(each)
-                    for each in group.prompt.attachments[:MOST_ATTACHMENTS]
+                    folder_of(item.kind, f"the report of {group.prompt.id}").thumbnail(item)
+                    for item in group.prompt.attachments[:MAX_ATTACHMENTS]
                 ],
             }
             for group in groups
@@ -230,8 +231,8 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
         "split": [lengths is not None for lengths in split],
         "ratios": [completion.learner_logprobs is not None for completion in completions],
         "played": [  # entries of the rollouts of several turns
-            next(filter(None, (side.page_entry(each) for side in rollout_sides())), None)
-            for each in completions
+            next(filter(None, (side.page_entry(rollout) for side in rollout_sides())), None)
+            for rollout in completions
         ],
     }
     packed = orjson.dumps(tree_without_secrets(header))
@@ -246,7 +247,7 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
         else:  # 0x8000 is ratio 1
             ratios_T = (np.array(completion.learner_logprobs) - sampled_T) / LOG_RATIO_UNIT
             log_ratios.append((0x8000 + np.rint(ratios_T)).clip(0, NO_NUMBER - 1))
-    planes = [np.concatenate(each).clip(0, NO_NUMBER) for each in (lengths, logprobs, log_ratios)]
+    planes = [np.concatenate(rows).clip(0, NO_NUMBER) for rows in (lengths, logprobs, log_ratios)]
     content = b"".join(plane.astype("<u2").tobytes() for plane in planes)
     return gzip.compress(len(packed).to_bytes(4, "little") + packed + content, 6, mtime=0)
 

@@ -1,5 +1,5 @@
-"""Contents of a run's folder for its report: config, records, summary, environment, and which of
-them could not be read. Not here: the rollouts, which ``rollouts`` reads archive by archive."""
+"""Contents of a run's folder for its report: config, records, summary and environment; the rollouts
+are read by ``rollouts``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +17,16 @@ class RunRecord:
     """Contents of a run's folder."""
 
     label: str
-    """Its name; with more of them in a report, enough of its path to tell them apart."""
+    """Unique name of the run in a report."""
     folder: Path
     config: Config
     records: list[Record]
     summary: dict[str, Any] | None
     """None until the run is finished."""
     starts: list[dict[str, Any]]
-    """Where it was started and gone on with: ``environment.json``; empty for a run without."""
+    """Machine and versions of each start and resume, from ``environment.json``; may be empty."""
     notices: list[str]
-    """What could not be read, and was passed over."""
+    """Files that could not be read and were skipped."""
 
     @property
     def archives(self) -> list[Path]:
@@ -43,7 +43,7 @@ class RunRecord:
 
 
 def is_evaluated(record: Record) -> bool:
-    """Whether held-out problems or rows were looked at in this record's step."""
+    """Whether the step of this record has an evaluation."""
     return any(key.startswith("eval/") for key in record)
 
 
@@ -55,8 +55,8 @@ def read_runs(folders: list[Path]) -> list[RunRecord]:
             raise DataError(f"{folder} is named twice; name each run once")
     names = [folder.name for folder in real]
     return [
-        read_run(folder, there.name if names.count(there.name) == 1 else str(folder))
-        for folder, there in zip(folders, real, strict=True)
+        read_run(folder, path.name if names.count(path.name) == 1 else str(folder))
+        for folder, path in zip(folders, real, strict=True)
     ]
 
 
@@ -78,11 +78,11 @@ def read_run(folder: Path, label: str) -> RunRecord:
     notices: list[str] = []
     summary = _object(folder / "summary.json", notices)
     if summary is not None and (not records or summary.get("steps") != records[-1]["step"]):
-        summary = None  # of an earlier end, from which the run went on
+        summary = None  # of an earlier end; the run was resumed since
     environment = _object(folder / "environment.json", notices)
     starts = [] if environment is None else environment.get("starts")
     if not isinstance(starts, list) or not all(
-        isinstance(each, dict) and each.keys() >= _OF_A_START for each in starts
+        isinstance(start, dict) and start.keys() >= _OF_A_START for start in starts
     ):
         starts = []
         notices.append("environment.json is damaged at starts and was passed over")
@@ -90,7 +90,7 @@ def read_run(folder: Path, label: str) -> RunRecord:
 
 
 _OF_A_START = {"step", "time", "reason_llm", "packages", "machine", "data", "plan"}
-"""What the page shows of it."""
+"""Keys of a start that the page shows."""
 
 
 def _object(path: Path, notices: list[str]) -> dict[str, Any] | None:

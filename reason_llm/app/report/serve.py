@@ -1,9 +1,8 @@
 """Server of the report of running runs: a page on 127.0.0.1 that polls for new data.
 
-It answers GET for the page, its data and its rollouts, and nothing else, and only to a client that
-knows its token: it is in the address that the user is shown, and the page keeps it as a cookie.
-Other users of the machine, who may not read the run's folder either, get nothing, and so does
-another site whose name resolves to this machine.
+It answers GET for the page, its data and its rollouts, only with its token, which is in the address
+that it prints and then in a cookie. So other users of the machine, and sites whose names resolve to
+it, get nothing.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ BEFORE_RECORDS = {
     *("resolved_config.yaml", "environment.json", "start", "buffers", "buffer.json"),
     "rows.jsonl.gz",
 }
-"""In a run's folder before its first record."""
+"""Files of a run's folder before its first record."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -43,12 +42,12 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 WAIT_SECONDS = 0.5
-"""Between two looks for a run that has not begun."""
+"""Polling interval while a run has not begun."""
 
 
 def serve(folders: list[Path], port: int, say: Callable[[str], None]) -> None:
-    """Serve the report of the runs until interrupted, once all of them have begun. ``say`` receives
-    the names of runs that have not started, and the address once it answers."""
+    """Wait until all runs have begun, then serve their report until interrupted. ``say`` receives
+    the names of runs that are waited for, and the address."""
     for folder in folders:
         if has_not_begun(folder):
             say(f"waiting for {folder} to begin; Ctrl-C ends")
@@ -65,22 +64,22 @@ def has_not_begun(folder: Path) -> bool:
         return True
     if not folder.is_dir() or (folder / "metrics.jsonl").exists():
         return False
-    return {each.name for each in folder.glob("[!.]*")} <= BEFORE_RECORDS
+    return {path.name for path in folder.glob("[!.]*")} <= BEFORE_RECORDS
 
 
 def make_server(folders: list[Path], port: int) -> "Server":
     """A server that is bound and not yet answering; raises as ``serve``."""
-    followed = Followed(folders)
-    followed.refresh()
+    live = LiveRuns(folders)
+    live.refresh()
     try:
-        return Server(("127.0.0.1", port), followed)
+        return Server(("127.0.0.1", port), live)
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"--port {port} cannot be listened on ({one_line(error)}); leave it out"
         ) from error
 
 
-class Followed:
+class LiveRuns:
     """The current data of the runs, read again when one of their files has changed."""
 
     def __init__(self, folders: list[Path]) -> None:
@@ -101,40 +100,41 @@ class Followed:
             self.version = version
 
     def _signature(self) -> str:
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for folder in self.folders:
             for path in (*sorted(folder.glob("*.json*")), *sorted((folder / "buffers").glob("*"))):
                 try:
                     status = path.stat()
                 except FileNotFoundError:  # a live run replaces and deletes files
                     continue
-                found.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-        return found.hexdigest()[:16]
+                digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        return digest.hexdigest()[:16]
 
     def _read(
-        self, path: Path, tokens: TokenTexts | None, most_rollouts: int, most_bytes: int
+        self, path: Path, tokens: TokenTexts | None, max_rollouts: int, max_bytes: int
     ) -> StepRollouts:
-        """Rollouts of an archive, read again only if it has changed or exceeds the bounds, which
-        fall with every further archive."""
+        """Rollouts of an archive, cached until it changes or exceeds the bounds, which fall with
+        every further archive."""
         status = path.stat()
         key = (str(path), status.st_size, status.st_mtime_ns)
-        known = self._steps.get(key)
-        if (
-            known is None
-            or len(known.blob) > most_bytes
-            or (len(known.groups) > 1 and sum(len(g.rewards) for g in known.groups) > most_rollouts)
+        cached = self._steps.get(key)
+        if cached is None or (
+            len(cached.blob) > max_bytes
+            or (
+                len(cached.groups) > 1 and sum(len(g.rewards) for g in cached.groups) > max_rollouts
+            )
         ):
-            self._steps[key] = known = read_step(path, tokens, most_rollouts, most_bytes)
-        return known
+            self._steps[key] = cached = read_step(path, tokens, max_rollouts, max_bytes)
+        return cached
 
 
 class Server(ThreadingHTTPServer):
-    """HTTP server of the followed runs."""
+    """HTTP server of the live runs."""
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], followed: Followed) -> None:
-        self.followed = followed
+    def __init__(self, address: tuple[str, int], live: LiveRuns) -> None:
+        self.live = live
         self.token = secrets.token_urlsafe(32)
         super().__init__(address, Handler)
 
@@ -157,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
 
     server: Server
     _cookie: str | None = None
-    """For a client that gave the token in the address."""
+    """Set for a client with the token in its address."""
     server_version = "reason_llm"
     sys_version = ""
 
@@ -168,37 +168,37 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, TEXT, b"ask for 127.0.0.1")
             return
         path, _, query = self.path.partition("?")
-        asked = {name: values[0] for name, values in parse_qs(query).items()}
+        fields = {name: values[0] for name, values in parse_qs(query).items()}
         cookie = f"reason_llm_{port}"  # cookies are those of all ports
-        if is_new := self._is_token(asked.get("token", "")):
+        if is_new := self._is_token(fields.get("token", "")):
             self._cookie = f"{cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/"
         if not (is_new or self._is_token(self._cookies().get(cookie, ""))):
-            told = b"the token is missing or wrong; open the address that report --serve printed"
-            self._answer(HTTPStatus.FORBIDDEN, TEXT, told)
+            refusal = b"the token is missing or wrong; open the address that report --serve printed"
+            self._answer(HTTPStatus.FORBIDDEN, TEXT, refusal)
             return
-        followed = self.server.followed
+        live = self.server.live
         try:
-            followed.refresh()
+            live.refresh()
         except (ReasonError, OSError) as error:
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, TEXT, shown(error).encode())
             return
         if path == "/":
-            self._answer(HTTPStatus.OK, HTML, live_page(followed.examined))
-        elif path == "/data" and asked.get("after") == followed.version:
+            self._answer(HTTPStatus.OK, HTML, live_page(live.examined))
+        elif path == "/data" and fields.get("after") == live.version:
             self._answer(HTTPStatus.NO_CONTENT, TEXT, b"")
         elif path == "/data":
-            value = to_value(followed.examined) | {"live": True, "version": followed.version}
+            value = to_value(live.examined) | {"live": True, "version": live.version}
             self._answer(HTTPStatus.OK, JSON, orjson.dumps(value))
         else:
-            known = {f"{run} {step}": b for (run, step), b in blobs(followed.examined).items()}
-            blob = known.get(f"{asked.get('run')} {asked.get('step')}")
+            by_key = {f"{run} {step}": b for (run, step), b in blobs(live.examined).items()}
+            blob = by_key.get(f"{fields.get('run')} {fields.get('step')}")
             if path == "/rollouts" and blob is not None:
                 self._answer(HTTPStatus.OK, GZIP, blob)
             else:
                 self._answer(HTTPStatus.NOT_FOUND, TEXT, b"there is no such page, run or step")
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(errors="replace"), self.server.token.encode())
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode(errors="replace"), self.server.token.encode())
 
     def _cookies(self) -> dict[str, str]:
         pairs = (

@@ -14,11 +14,11 @@ from reason_llm.files import MIB, open_regular, too_large
 from reason_llm.rollout import Completion, FinishReason, Group, Prompt
 from reason_llm.run import ROWS
 
-MOST_EVALUATIONS = 6
-MOST_TEXTS, MOST_BLOB_BYTES = 1200, 2 * MIB
+MAX_EVALUATIONS = 6
+MAX_TEXTS, MAX_BLOB_BYTES = 1200, 2 * MIB
 """In a page, of each kind."""
-MOST_BYTES = 64 * MIB
-"""Of a file, unpacked."""
+MAX_BYTES = 64 * MIB
+"""Max size of an unpacked file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ _Column = dict[tuple[str, str], TextLine]
 
 
 def read_texts(folder: Path, last_step: int, share: float, notices: list[str]) -> dict[str, Texts]:
-    """``held_out`` and ``rows`` (up to ``last_step``), those that a run has, within a share of the
-    bounds; ``notices`` collects what could not be read."""
+    """``held_out`` and ``rows`` (up to ``last_step``) if the run has them, within a share of the
+    bounds; ``notices`` collects unreadable files."""
     answers: dict[str, _Column] = {}
-    for path in evenly(sorted((folder / "evaluations").glob("step-*.jsonl.gz")), MOST_EVALUATIONS):
+    for path in evenly(sorted((folder / "evaluations").glob("step-*.jsonl.gz")), MAX_EVALUATIONS):
         step = path.name.removeprefix("step-").removesuffix(".jsonl.gz").lstrip("0")
         lines = _read(path, notices)
         label = f"after step {step}" if step else "before training"
@@ -61,17 +61,17 @@ def read_texts(folder: Path, last_step: int, share: float, notices: list[str]) -
     for line in _read(folder / ROWS, notices):
         if line.step <= last_step:
             rows.setdefault(line.set, {})["", line.id] = line
-    found = {"held_out": _texts(answers, share), "rows": _texts(rows, share)}
-    return {name: texts for name, texts in found.items() if texts is not None}
+    texts_by_kind = {"held_out": _texts(answers, share), "rows": _texts(rows, share)}
+    return {name: texts for name, texts in texts_by_kind.items() if texts is not None}
 
 
 def _read(path: Path, notices: list[str]) -> list[TextLine]:
     """The lines; none, with a notice, of a damaged file."""
     try:
         with open_regular(path) as packed, gzip.open(packed) as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise too_large(MOST_BYTES)
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise too_large(MAX_BYTES)
         return [_LINE.validate_json(line) for line in content.splitlines()]
     except FileNotFoundError:
         return []
@@ -89,10 +89,10 @@ def _texts(columns: dict[str, _Column], share: float) -> Texts | None:
         for key in last
         if all(key in column for column in columns.values())
     ]
-    most_texts, most_bytes = int(share * MOST_TEXTS), int(share * MOST_BLOB_BYTES)
+    max_texts, max_bytes = int(share * MAX_TEXTS), int(share * MAX_BLOB_BYTES)
     if not groups:
         return None
-    return Texts(list(columns), pack(0, groups, None, most_texts, most_bytes))
+    return Texts(list(columns), pack(0, groups, None, max_texts, max_bytes))
 
 
 def _group(lines: list[TextLine]) -> Group:

@@ -11,7 +11,7 @@ from tokenizers.decoders import DecodeStream
 from reason_llm.errors import ModelError, one_line
 from reason_llm.files import MIB, Panic, cached, read_bounded, without_panics
 
-MOST_JSON_BYTES = 64 * MIB
+MAX_JSON_BYTES = 64 * MIB
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class TokenTexts:
         if path is None:
             raise ModelError(f"{model} has no tokenizer.json on this machine")
         try:
-            content = read_bounded(path, MOST_JSON_BYTES)
+            content = read_bounded(path, MAX_JSON_BYTES)
             with without_panics():
                 tokenizer = Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises nothing narrower
@@ -64,8 +64,8 @@ class TokenTexts:
 
     def _piece(self, id: int) -> str:
         if id not in self._pieces:
-            known = self.tokenizer.id_to_token(id) is not None
+            is_known = self.tokenizer.id_to_token(id) is not None
             self._pieces[id] = (
-                self.tokenizer.decode([id], skip_special_tokens=False) if known else ""
+                self.tokenizer.decode([id], skip_special_tokens=False) if is_known else ""
             )
         return self._pieces[id]

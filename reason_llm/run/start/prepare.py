@@ -179,6 +179,11 @@ def _settings(config: Config) -> Iterator[str]:
         rows += "; no KL" if row.kl == "none" else f"; KL {row.kl} x {row.kl_coefficient:g}"
         rows += _clipping(row)
     yield f"{config.method.name}: steps of {rows}"
+    updates, total = train.epochs * train.optimizer_steps, config.policy_optimizer_steps
+    warm_up = f"warm-up {train.warmup_steps}" if train.warmup_steps > 1 else ""
+    if updates > 1 or warm_up:
+        each = f"{updates} optimizer step{'s' * (updates > 1)} each, {total} in all"
+        yield f"{each}{warm_up and f'; {warm_up}'}"
     rate = f"; learning rate {train.learning_rate:g} ({train.schedule})"
     if config.model.train == "full":
         yield f"all weights are trained{rate}"

@@ -10,7 +10,7 @@ from reason_llm.app.report import raised
 from reason_llm.app.report.alarms import length_drift
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.payload import examine, to_value
-from reason_llm.app.report.raised import Raised, told
+from reason_llm.app.report.raised import Raised, summary
 from reason_llm.app.report.runs import read_run
 from report_runs import evidence, record, write_run
 
@@ -73,10 +73,10 @@ def test_a_run_that_goes_on_from_an_earlier_step_forgets_what_came_after_it(tmp_
 
 def test_what_is_told() -> None:
     before = [Raised(step, "A", "", "", (), None) for step in (6, 9, 9, 12)]
-    assert told([], []) == "no alarms"
-    assert told(["A", "B"], []) == "alarms: A; B"
-    assert told([], before[:1]) == "alarms: none now, 1 raised before, at step 6"
-    assert told(["B"], before) == "alarms: B, 4 raised before, at steps 6, 9 and 12"
+    assert summary([], []) == "no alarms"
+    assert summary(["A", "B"], []) == "alarms: A; B"
+    assert summary([], before[:1]) == "alarms: none now, 1 raised before, at step 6"
+    assert summary(["B"], before) == "alarms: B, 4 raised before, at steps 6, 9 and 12"
 
 
 def test_a_line_that_a_kill_cut_short_is_passed_over(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from reason_llm.app.cli import main
 from reason_llm.app.report import rollouts
 from reason_llm.app.report.page import SCRIPTS, _asset, page, write_report
 from reason_llm.app.report.payload import Examined, examine, to_value
-from reason_llm.app.report.plain import MOST_GROUPS, MOST_STEPS
+from reason_llm.app.report.plain import MAX_GROUPS, MAX_STEPS
 from reason_llm.app.report.runs import read_run, read_runs
 from reason_llm.errors import DataError
 from report_runs import group, record, write_run
@@ -87,8 +87,8 @@ def test_without_javascript_the_page_is_bounded(tmp_path: Path) -> None:
     groups = [group(["9" * 9000, "8" * 9000], [1.0, 0.0], f"{n}" * 9000) for n in range(40)]
     records = [record(step) for step in range(1000)]
     shown = without_script(write_run(tmp_path / "run", records, [groups]))
-    assert shown.count("<tr>") == 1 + MOST_STEPS
-    assert shown.count("<h4>Reward") == 2 * MOST_GROUPS
+    assert shown.count("<tr>") == 1 + MAX_STEPS
+    assert shown.count("<h4>Reward") == 2 * MAX_GROUPS
     assert len(shown) < 50_000
 
 
@@ -183,16 +183,16 @@ def test_beyond_the_bounds_rollouts_are_sampled_evenly(
 ) -> None:
     groups = [[group([f"{s} {g}", "x"], [0.0, 1.0]) for g in range(10)] for s in range(8)]
     folder = write_run(tmp_path / "run", [record(s) for s in range(9)], groups)
-    monkeypatch.setattr(rollouts, "MOST_ROLLOUTS", 8 * 6)
+    monkeypatch.setattr(rollouts, "MAX_ROLLOUTS", 8 * 6)
     found = examined(folder)
     assert [len(step.groups) for step in found.rollouts.steps] == [3] * 8
     value = to_value([found])["runs"][0]["rollouts"]
     assert (value["count"], value["archived"], value["steps"]) == (48, 160, 8)
-    monkeypatch.setattr(rollouts, "MOST_STEPS", 3)
+    monkeypatch.setattr(rollouts, "MAX_STEPS", 3)
     assert [step.step for step in examined(folder).rollouts.steps] == [0, 4, 7]
     whole = examined(folder).rollouts.steps
     most = max(len(step.blob) for step in whole) - 30
-    monkeypatch.setattr(rollouts, "MOST_BLOB_BYTES", 3 * most)
+    monkeypatch.setattr(rollouts, "MAX_BLOB_BYTES", 3 * most)
     small = examined(folder).rollouts.steps
     assert all(0 < len(a.groups) < len(b.groups) for a, b in zip(small, whole, strict=True))
     assert all(len(step.blob) <= most for step in small)

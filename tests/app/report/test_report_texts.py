@@ -111,14 +111,14 @@ def test_a_damaged_file_is_named_and_the_bounds_hold(
     (folder / "evaluations" / "step-00000001.jsonl.gz").write_bytes(gzip.compress(b"[1]\n"))
     many = [answer(n, "3", 1.0) for n in range(100)]
     lines(folder / "evaluations" / "step-00000002.jsonl.gz", *many)
-    monkeypatch.setattr(texts, "MOST_TEXTS", 10)
+    monkeypatch.setattr(texts, "MAX_TEXTS", 10)
     lines(folder / "evaluations" / "step-00000000.jsonl.gz", *many)
     (run,) = to_value([examine(read_run(folder, "run"))])["runs"]
     assert run["texts"].keys() == {"held_out"}
     assert len(run["texts"]["held_out"]["groups"]["step"]) == 5
     for name in ("rows.jsonl.gz", "step-00000001.jsonl.gz"):
         assert any(f"{name} was passed over" in each for each in run["notices"])
-    monkeypatch.setattr(texts, "MOST_BYTES", 100)
+    monkeypatch.setattr(texts, "MAX_BYTES", 100)
     assert examine(read_run(folder, "run")).texts == {}
 
 

@@ -19,8 +19,8 @@ import pytest
 
 from reason_llm.app.report.serve import (
     BEFORE_RECORDS,
-    Followed,
     Handler,
+    LiveRuns,
     Server,
     has_not_begun,
     make_server,
@@ -67,12 +67,12 @@ class Wire:
 
 
 @pytest.fixture
-def followed(folder: Path) -> Followed:
-    return Followed([folder])
+def followed(folder: Path) -> LiveRuns:
+    return LiveRuns([folder])
 
 
 def answer_to(
-    followed: Followed,
+    followed: LiveRuns,
     path: str,
     method: str = "GET",
     host: str = f"127.0.0.1:{PORT}",
@@ -81,26 +81,26 @@ def answer_to(
     head = f"Host: {host}\r\nCookie: {cookie}" if cookie else f"Host: {host}"
     wire: Any = Wire(f"{method} {path} HTTP/1.1\r\n{head}\r\n\r\n")
     address = ("127.0.0.1", PORT)
-    server: Any = SimpleNamespace(followed=followed, server_address=address, token=TOKEN)
+    server: Any = SimpleNamespace(live=followed, server_address=address, token=TOKEN)
     Handler(wire, ("127.0.0.1", 1), server)
     answer = http.client.HTTPResponse(wire)
     answer.begin()
     return answer
 
 
-def ask(followed: Followed, path: str, **given: str) -> tuple[int, bytes]:
+def ask(followed: LiveRuns, path: str, **given: str) -> tuple[int, bytes]:
     answer = answer_to(followed, path, **given)
     return answer.status, answer.read()
 
 
-def data(followed: Followed) -> dict[str, Any]:
+def data(followed: LiveRuns) -> dict[str, Any]:
     status, content = ask(followed, "/data")
     assert status == 200
     value: dict[str, Any] = orjson.loads(content)
     return value
 
 
-def test_it_answers_with_the_page_its_data_and_rollouts(followed: Followed) -> None:
+def test_it_answers_with_the_page_its_data_and_rollouts(followed: LiveRuns) -> None:
     status, content = ask(followed, "/")
     assert status == 200
     assert b"connect-src 'self'" in content
@@ -114,7 +114,7 @@ def test_it_answers_with_the_page_its_data_and_rollouts(followed: Followed) -> N
     assert ask(followed, "/data?after=" + found["version"]) == (204, b"")
 
 
-def test_it_reads_again_what_has_changed_and_nothing_else(followed: Followed, folder: Path) -> None:
+def test_it_reads_again_what_has_changed_and_nothing_else(followed: LiveRuns, folder: Path) -> None:
     before = data(followed)
     kept = followed.examined[0].rollouts.steps[0]
     with (folder / "metrics.jsonl").open("ab") as file:
@@ -127,7 +127,7 @@ def test_it_reads_again_what_has_changed_and_nothing_else(followed: Followed, fo
 
 def test_an_archive_is_read_again_where_the_page_may_hold_less(folder: Path) -> None:
     (path,) = (folder / "buffers").iterdir()
-    many = Followed([write_run(folder.parent / "many", [record(0)], [
+    many = LiveRuns([write_run(folder.parent / "many", [record(0)], [
         [group(["1", "2"], [0.0, 1.0])] * 3])])  # fmt: skip
     (other,) = (folder.parent / "many" / "buffers").iterdir()
     kept = many._read(other, None, 6, 1 << 20)
@@ -153,7 +153,7 @@ def test_a_run_has_not_begun_while_no_step_is_recorded(tmp_path: Path) -> None:
     assert not has_not_begun(tmp_path / "mine.txt")
 
 
-def test_a_run_that_cannot_be_read_for_a_while_is_told_of(followed: Followed, folder: Path) -> None:
+def test_a_run_that_cannot_be_read_for_a_while_is_told_of(followed: LiveRuns, folder: Path) -> None:
     content = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.jsonl").write_bytes(b"nonsense\n")
     status, told = ask(followed, "/data")
@@ -170,7 +170,7 @@ def test_a_run_that_cannot_be_read_for_a_while_is_told_of(followed: Followed, fo
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/", "/data", "/rollouts?run=0&step=0"])
 def test_a_client_that_addressed_another_name_gets_nothing(
-    followed: Followed, host: str, path: str
+    followed: LiveRuns, host: str, path: str
 ) -> None:
     assert ask(followed, path, host=host) == (421, b"ask for 127.0.0.1")
     assert ask(followed, path, host=f"localhost:{PORT}")[0] == 200
@@ -188,7 +188,7 @@ def test_a_client_that_addressed_another_name_gets_nothing(
      f"/?token={TOKEN}x", f"/?Token={TOKEN}", f"/data?token={TOKEN[1:]}", "/#token"],
 )  # fmt: skip
 def test_without_its_token_nothing_is_told(
-    folder: Path, followed: Followed, path: str, cookie: str
+    folder: Path, followed: LiveRuns, path: str, cookie: str
 ) -> None:
     (folder / "metrics.jsonl").write_bytes(b"nonsense\n")  # which would be told of, if it were read
     answer = answer_to(followed, path, cookie=cookie)
@@ -197,7 +197,7 @@ def test_without_its_token_nothing_is_told(
     assert answer.getheader("Set-Cookie") is None
 
 
-def test_the_token_in_the_address_is_kept_as_a_cookie(followed: Followed) -> None:
+def test_the_token_in_the_address_is_kept_as_a_cookie(followed: LiveRuns) -> None:
     for path in ("/", "/data"):
         answer = answer_to(followed, f"{path}?token={TOKEN}", cookie=f"reason_llm_{PORT}=old")
         assert answer.status == 200
@@ -217,7 +217,7 @@ def test_every_server_has_a_token_of_its_own(folder: Path) -> None:
     assert len(urls) == 2 and min(map(len, urls)) >= 43  # 256 bits
 
 
-def test_there_is_nothing_else(followed: Followed) -> None:
+def test_there_is_nothing_else(followed: LiveRuns) -> None:
     for path in (
         "/metrics.jsonl",
         "/../setup.py",
