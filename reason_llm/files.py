@@ -65,11 +65,7 @@ class FileLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if isinstance(error, BlockingIOError) and self._file is not None:
-                holder = os.read(self._file, 32)
-                raise BusyError(
-                    f"process {holder.decode(errors='replace').strip()} is using {self.what}; wait "
-                    f"for it, end it, or {self.fix}"
-                ) from error
+                raise self._busy(self._file) from error
             raise WriteError(  # ENOLCK: of some network file systems
                 f"{self.path} cannot be written and locked ({error.strerror}); put run.directory "
                 "and run.buffer into a folder that can be written, on a disk with locks"
@@ -77,6 +73,27 @@ class FileLock:
         with suppress(OSError):  # a disk that is full holds the lock, if not our number
             os.ftruncate(self._file, 0)
             os.write(self._file, f"{os.getpid()}\n".encode())
+
+    def check_free(self) -> None:
+        """Raise a BusyError if another process holds it; write nothing."""
+        try:
+            file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return  # taking it says what is wrong
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise self._busy(file) from error
+        except OSError:
+            return
+        finally:
+            os.close(file)
+
+    def _busy(self, file: int) -> BusyError:
+        holder = os.read(file, 32).decode(errors="replace").strip()
+        return BusyError(
+            f"process {holder} is using {self.what}; wait for it, end it, or {self.fix}"
+        )
 
     def __exit__(self, *error: object) -> None:
         if self._file is not None:

@@ -104,6 +104,7 @@ OPENED_OTHERWISE = {  # where, what: why
     ("reason_llm/files.py", "os.fdopen"): "the one way to read a file, and to write one",
     ("reason_llm/model/adapters.py", "shutil.copyfile"): "of a file that regular looked at",
     ("reason_llm/run/store/document.py", "gzip.open"): "of a file that open_regular opened",
+    ("reason_llm/run/held_out.py", "gzip.open"): "of a file that open_regular opened",
     ("reason_llm/app/report/texts.py", "gzip.open"): "of a file that open_regular opened",
     ("reason_llm/score/code/jail/fork_server.py", "open"): "the program's own files, within it",
     ("reason_llm/score/code/jail/launcher.py", "os.open"): "/dev/null",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from reason_llm.config import PYTHON, CommandLine, Config, RowSequence, file as config_file
 from reason_llm.errors import ConfigError, DataError, Stopped
-from reason_llm.run import Record, Watch
+from reason_llm.run import Record, Watch, check_unused
 from reason_llm.run.store import folder as run_folder, metrics
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def train(
         from reason_llm.app.console import Console
 
         console = Console("quiet" if watch is not None else run_config.log.console)
+        check_unused(run_config)
         # Libraries may print while they are imported, so the settings above come first.
         from reason_llm.app.training import run_training
 

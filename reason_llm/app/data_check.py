@@ -2,7 +2,6 @@
 reading weights or running programs."""
 
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,6 +14,7 @@ from reason_llm.data import (
     SIDES,
     Data,
     DataSet,
+    Faults,
     check_ends,
     load_data,
     player_of,
@@ -64,14 +64,11 @@ def _check_rows(
     config: Config, columns: Collection[str], mistakes: list[ReasonError]
 ) -> DataReport:
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    errors: dict[str, list[str]] = defaultdict(list)
-
-    def note(error: DataError) -> None:
-        errors[_kind(str(error))].append(str(error))
-
+    faults = Faults()
+    wrong_options = bool(mistakes)
     context = context_limit(config.model)
     ends = end_token_ids(config.model.path, tokenizer)
-    data = load_data(config, tokenizer, context, note, columns, ends)
+    data = load_data(config, tokenizer, context, faults, columns, ends)
     try:
         _try_rewards(config, data, tokenizer)
     except RewardError as error:
@@ -79,26 +76,22 @@ def _check_rows(
     lines = _lines_of_sets(data) + _line_of_judge(config, data)
     # Reading the rows may note further errors, so these are counted last.
     if config.data.is_offline:
-        lines += _lines_of_rows(data, ends, tokenizer, note)
+        lines += _lines_of_rows(data, ends, tokenizer, faults)
     else:
         lines += _shown_prompts(data, tokenizer)
     for key, options in config.score.by_readers.items():
         lines.append(f"the {options.title} {key} in {options.path} is not read by this check")
-    num_errors = sum(map(len, errors.values()))
-    more = {
-        group[0]: f" (and {len(group) - 1} more such rows)" if group[1:] else ""
-        for group in errors.values()
-    }
+    num_errors, errors = faults.count, [printable(str(error)) for error in faults.errors()]
     if num_errors:
         errors_found = "1 error" if num_errors == 1 else f"{num_errors} errors"
         lines.append(f"{errors_found}, the first of each kind:")
-        lines += [f"  {printable(error)}{more[error]}" for error in [*more][:NUM_ERRORS_SHOWN]]
+        lines += [f"  {error}" for error in errors[:NUM_ERRORS_SHOWN]]
+    elif wrong_options:
+        lines.append("no errors in the rows, read without the wrong options")
     else:
-        lines.append(
-            "no errors in the rows, read without the wrong options" if mistakes else "no errors"
-        )
+        lines.append("no errors in the rows; a reward has one, below" if mistakes else "no errors")
     lines = [printable(without_secrets(line), keep="\n\t") for line in lines]
-    return DataReport(lines, num_errors, list(map(printable, more)))
+    return DataReport(lines, num_errors, errors)
 
 
 def _try_rewards(config: Config, data: Data, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -106,14 +99,6 @@ def _try_rewards(config: Config, data: Data, tokenizer: "PreTrainedTokenizerBase
     if prompts and config.judges_answers:
         with Scorer(config.score, config.sample.max_new_tokens, runs_programs=False) as scorer:
             scorer.try_custom(prompts, tokenizer, only_first=not config.samples)
-
-
-def _kind(error: str) -> str:
-    """Return the common part of errors that differ only in row and value."""
-    head, _, tail = error.partition(" is ")
-    return (head + tail.rpartition("; expected")[2]).translate(
-        dict.fromkeys(map(ord, "0123456789"))
-    )
 
 
 def _lines_of_sets(data: Data) -> list[str]:

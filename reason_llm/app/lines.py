@@ -14,6 +14,8 @@ from reason_llm.score.statistics import wilson
 
 RECENT_STEPS = 20
 """Number of last steps from which the remaining time is estimated."""
+PHASES = ("sampling", "scoring", "learning", "evaluation")
+"""Phases whose seconds a run's last line has."""
 
 
 def of_step(record: Record, last_step: int, judged_by: str) -> str:
@@ -177,12 +179,12 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
     lines.append(f"memory: {', '.join(peaks)}")
     if did := summary.get("replicas"):
         lines += installation.slice_for("replicas.entry_points", "what each replica did").lines(did)
-    seconds = [
-        f"{summary[f'{phase}_seconds']:.0f} s {phase}"
-        for phase in ("sampling", "learning", "evaluation")
-        if summary[f"{phase}_seconds"]
-    ]
-    seconds.append(f"{summary['buffer_seconds'] + summary['saving_seconds']:.1f} s saving")
+    phases = {each: summary[f"{each}_seconds"] for each in PHASES}
+    saving = summary["buffer_seconds"] + summary["saving_seconds"]
+    other = summary["total_seconds"] - sum(phases.values()) - saving  # loading, above all
+    seconds = [f"{value:.0f} s {phase}" for phase, value in phases.items() if value]
+    seconds.append(f"{saving:.1f} s saving")
+    seconds += [f"{other:.0f} s other"] if other >= 0.5 else []
     lines.append(
         f"{summary['steps']} steps in {summary['total_seconds']:.0f} s: {', '.join(seconds)}; "
         f"{Path(summary['adapter']).name} in {summary['adapter']}, "

@@ -79,7 +79,7 @@ class RunSection(Section):
     ones."""
     buffer: Path | None = None
     """File of the rollout buffer, written after every wave. null: data/buffer.json, or
-    data/buffer.<name>.json while that one holds rollouts of another unfinished run."""
+    data/buffer.<name>.json while another run uses that one or has unfinished rollouts in it."""
     save_every: Literal["auto"] | Count = "auto"
     """Steps between checkpoints. A killed run repeats the steps since the last one from their saved
     rollouts. auto: after each step, unless writing takes more than half a second and more than a

@@ -99,10 +99,17 @@ MOST_CHECKED_CHARACTERS = 300
 MOST_NESTS = 8
 """Most objects, lists and JSON texts that may stand around a gold answer."""
 NO_VALUES = (
-    "nan", "none", "null", "n/a", "undefined", "unknown", "proof", "see solution", "notfound",
-    "not found", "?", "-", "--", "–", "—",
+    "nan", "null", "n/a", "unknown", "proof", "see solution", "notfound", "not found",
+    "?", "-", "--", "–", "—",
 )  # fmt: skip
 """Texts that programs, and sets such as NuminaMath, write where there is no answer."""
+MAYBE_NO_VALUES = ("none", "undefined")
+"""Texts like these that also answer questions, such as which solutions there are."""
+NO_VALUE = (
+    "the gold answer is a word for no value; write the answer, or leave such rows out with "
+    "data.on_bad_row=skip"
+)
+"""The doubt of a gold answer of ``NO_VALUES``."""
 
 
 def has_answer(cells: Cells) -> bool:
@@ -213,13 +220,21 @@ def _doubt(text: str, answer: str) -> str:
     if damaged := damage(text):
         return damaged
     if answer.casefold() in NO_VALUES:
-        return "the gold answer is a word for no value"
+        return NO_VALUE
+    if answer.casefold() in MAYBE_NO_VALUES:
+        return "the gold answer is none or undefined; remove the row if it has no answer"
     if answer.startswith(("{'", "('")):
         return "the gold answer is a value as Python prints it: only the same words are paid"
     if _DECIMAL_COMMA.fullmatch(answer):
-        return "a comma of the gold answer is read as one between two numbers, not as a part of one"
+        return (
+            "a comma of the gold answer is read as one between two numbers, not as a part of one; "
+            "write 6.5 for 6,5"
+        )
     if text and _POINT.fullmatch(answer):
-        return "a point of the gold answer is read as a decimal point, not as one of thousands"
+        return (
+            "a point of the gold answer is read as a decimal point, not as one of thousands; write "
+            "1250 for 1.250 if it is one"
+        )
     if text and _EXPONENT.fullmatch(answer):
         return "an e of the gold answer is read as a power of ten"
     if "|||" in answer:

@@ -19,6 +19,7 @@ import orjson
 from reason_llm.config import ColumnsSection, Config, share_of
 from reason_llm.data.attachments import Attachments, attached, folder_of, kind_of
 from reason_llm.data.cells import Cells
+from reason_llm.data.faults import Faults
 from reason_llm.data.forms import (
     NO_EXTRAS,
     Completed,
@@ -35,7 +36,7 @@ from reason_llm.data.forms import (
     read_preference,
     read_problem,
 )
-from reason_llm.data.golds import JUDGE_SECONDS, damage, has_answer, unpaid
+from reason_llm.data.golds import JUDGE_SECONDS, NO_VALUE, damage, has_answer, unpaid
 from reason_llm.data.messages import SYSTEM_ROLES, Messages
 from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.played import Player, is_played, player_of
@@ -45,7 +46,6 @@ from reason_llm.data.rows import (
     Fault,
     Row,
     check_made,
-    raise_fault,
     read_rows,
 )
 from reason_llm.data.sets import Data, DataSet, question_key
@@ -96,7 +96,7 @@ def load_data(
     config: Config,
     tokenizer: "PreTrainedTokenizerBase",
     context_tokens: int,
-    fault: Fault = raise_fault,
+    fault: Fault | None = None,
     extra_columns: Collection[str] = (),
     end_token_ids: Collection[int] = (),
     tokenises_later: bool = False,
@@ -104,7 +104,8 @@ def load_data(
     """Read and render everything, for a context of so many tokens (prompt and completion).
 
     Args:
-        fault: is given each row and each file that cannot be used; the default raises it.
+        fault: is given each row and each file that cannot be used; by default all that were read
+            are raised together, before any is rendered.
         extra_columns: further columns that custom rewards ask for.
         end_token_ids: the tokens that end an answer; only rows to learn from need them.
         tokenises_later: training prompts that are sure to fit are tokenised when they are drawn.
@@ -120,8 +121,14 @@ def load_data(
         None if config.eval.rows is None else _held_out(config, "", config.eval.rows, section.form)
     )
     sets = [*problems, *([] if rows is None else [rows]), *training]
+    faults = Faults()
     reader = _SetReader(
-        config, renderer_of(config, tokenizer), context_tokens, fault, extra_columns, end_token_ids
+        config,
+        renderer_of(config, tokenizer),
+        context_tokens,
+        fault or faults,
+        extra_columns,
+        end_token_ids,
     )
     reader.check_options()
     if tokenises_later and not reader.asked:
@@ -130,8 +137,10 @@ def load_data(
     if problems or not section.is_offline:
         reader.renderer.check_generation_prompt()
     examples = [reader.read(each) for each in sets]
+    faults.raise_all()
     for data_set, of_set in zip(sets, examples, strict=True):
         reader.render(data_set, of_set)
+        faults.raise_all()
     return Data(
         training,
         [each.weight for each in section.sources],
@@ -183,9 +192,13 @@ def load_evaluation(
     form = "problems" if with_answers else "prompts"
     sets = held_out_sets(config, form)
     renderer = renderer_of(config, tokenizer)
-    reader = _SetReader(config, renderer, context_tokens, raise_fault, extra_columns)
+    faults = Faults()
+    reader = _SetReader(config, renderer, context_tokens, faults, extra_columns)
     for data_set in sets:
-        reader.render(data_set, reader.read(data_set))
+        examples = reader.read(data_set)
+        faults.raise_all()
+        reader.render(data_set, examples)
+    faults.raise_all()
     return sets
 
 
@@ -231,7 +244,9 @@ class _SetReader:
     evaluated: dict[bytes, str] = field(default_factory=dict)
     """Place of each question of a held-out set, by its key's digest."""
     golds: dict[bytes, tuple[str, str]] = field(default_factory=dict)
-    """Place and gold answer of each question of the set that is read."""
+    """Place and gold answer of each question of the source that is read."""
+    golds_of_split: dict[str, dict[bytes, tuple[str, str]]] = field(default_factory=dict)
+    """``golds`` of each training source, of which a share may be held out."""
     trained: set[bytes] = field(default_factory=set)
     """Digests of the keys of the training questions that were kept."""
     contamination: list[tuple[str, str]] = field(default_factory=list)
@@ -288,7 +303,8 @@ class _SetReader:
         rows.
         """
         section, limit, examples = self.config.data, None, list[Example]()
-        self.golds = {}
+        is_split = data_set.is_training or data_set.share is not None
+        self.golds = self.golds_of_split.setdefault(data_set.source, {}) if is_split else {}
         if data_set.is_training:
             limit = section.limit
         elif data_set.is_asked:
@@ -427,10 +443,15 @@ class _SetReader:
     def _bad_row(self, data_set: DataSet, error: DataError) -> None:
         if self.config.data.on_bad_row == "error":
             self.fault(error)
-        elif data_set.is_training or data_set.share is not None:
+        elif self._skips(data_set):
             data_set.skip(error)
         else:
             self.fault(DataError(f"{error}; data.on_bad_row=skip does not skip held-out rows"))
+
+    def _skips(self, data_set: DataSet) -> bool:
+        """Whether bad rows of a set are left out."""
+        may = data_set.is_training or data_set.share is not None
+        return may and self.config.data.on_bad_row == "skip"
 
     def _example(self, data_set: DataSet, where: str, row: Row) -> Example | str:
         """The row as an example, or the option that drops it."""
@@ -456,6 +477,12 @@ class _SetReader:
                 f"{where}: with the columns {', '.join(map(str, row)):.200} it is no row of "
                 f"data.form={data_set.form}; set {option}"
             ) from error
+        is_number = self.config.score.rewards[0].kind in MATH_REWARDS and self._skips(data_set)
+        if isinstance(example, Problem) and is_number and example.doubt == NO_VALUE:
+            raise DataError(
+                f"{where}: the gold answer {example.answer!r} is a word for no value; write the "
+                "answer"
+            )
         if isinstance(example, Completed) and example.origin:
             data_set.origins.setdefault(example.origin)
         if isinstance(example, Completed) and example.label:

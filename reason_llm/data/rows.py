@@ -118,11 +118,13 @@ def _read(source: str, split: str, given: Mapping[str, RowSequence]) -> Read:
             "eval.sets"
         ) from error
     except UnicodeDecodeError as error:
-        what = f"not UTF-8 at byte {error.start}"
+        what, save = f"not UTF-8 at byte {error.start}", "save it as UTF-8"
+        if path.suffix.lower() in (".csv", ".tsv"):
+            save += ", in Excel as CSV UTF-8"
         with open_regular(path) as file:
             if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
                 what = "UTF-16 (Excel's Unicode text)"
-        raise DataError(f"{source}: {what}; save it as UTF-8") from error
+        raise DataError(f"{source}: {what}; {save}") from error
     except OSError as error:
         raise DataError(
             f"data file {source} cannot be read: {error.strerror or one_line(error)}; give a file "

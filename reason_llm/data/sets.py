@@ -122,7 +122,8 @@ class DataSet:
             if named:
                 lines.append(f"{what}: {', '.join(named)}")
         for doubt, places in self.doubts.items():
-            lines.append(f"{doubt} in {_rows(len(places))}, the first is {places[0]}")
+            says, has_fix, fix = doubt.partition("; ")
+            lines.append(f"{says} in {_rows(len(places))}, the first is {places[0]}{has_fix}{fix}")
         if {"0", "-1"} <= self.labels.keys():
             lines.append(
                 "labels 0 and -1 are both read as bad; if 0 means no vote, drop such rows by "
@@ -131,7 +132,7 @@ class DataSet:
         if self.contradictions:
             count, first = len(self.contradictions), next(iter(self.contradictions.values()))
             has = "1 question has" if count == 1 else f"{count:,} questions have"
-            lines.append(f"{has} different gold answers: {first}")
+            lines.append(f"{has} different gold answers: {first}; correct or remove the wrong one")
         return list(map(printable, lines))
 
     def skip(self, error: DataError) -> None:
@@ -245,7 +246,7 @@ class Data:
         lines += [line for each in held_out for line in each.notes]
         lines += [
             f"{each.source}: {100 * each.share:.4g}% of its rows are held out, the same in every "
-            f"run: {_rows(each.num_rows)}; {_rows(self.training[0].num_rows)} for training"
+            f"run: {_rows(each.size)}; {_rows(self.training[0].size)} for training"
             for each in held_out
             if each.share is not None
         ]

@@ -382,5 +382,10 @@ def _finish(
     write_atomically(request.out / "summary.json", content)
     for line in accuracy.table(summary):
         watch.line(line)
+    if request.selected_on is not None:
+        watch.line(
+            f"{request.selected_on}: best was selected on these problems, so its score is "
+            "optimistic; name other problems with --sets for an unbiased one"
+        )
     watch.line(f"each problem in {log.path}, all of the above in {request.out / 'summary.json'}")
     return summary

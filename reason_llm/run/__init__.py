@@ -1,5 +1,6 @@
 """A run: its files, its phases, its checks, its resumption."""
 
+from reason_llm.run.start.locks import check_unused
 from reason_llm.run.start.saved_rollouts import (
     buffer_files,
     default_target,

@@ -3,16 +3,20 @@ pairs the accuracy, on held-out rows; a reward model's scale and its dependence 
 
 import gzip
 import hashlib
+import logging
 import math
 import random
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from statistics import fmean, stdev
 
 import orjson
 
 from reason_llm.config import Config
-from reason_llm.files import write_atomically
+from reason_llm.errors import one_line
+from reason_llm.files import open_regular, write_atomically
 from reason_llm.model import Datum
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run import collect
@@ -28,6 +32,12 @@ from reason_llm.score import Scorer
 from reason_llm.score.statistics import estimate
 from reason_llm.train import Learner, learning, length_bias
 
+logger = logging.getLogger(__name__)
+
+HELD_OUT = "held_out"
+"""Name of the set of ``data.eval`` in the files of evaluations."""
+MAX_EVALUATION_BYTES = 4 << 30
+"""Most bytes that are read of an evaluation, unpacked."""
 LARGEST_NLL = 200.0
 """In nats per token; a larger one is shown as the perplexity of this."""
 
@@ -55,12 +65,15 @@ class HeldOut:
             job.config.eval_max_new_tokens,
         ]
         self._params = sampling_params(job.config)
+        self._folder = job.folder / "evaluations"
         if job.config.eval.samples:
             identity.append(asdict(self._params))
         self.digest = hashlib.sha256(orjson.dumps(identity)).hexdigest()[:16]
         """Of what an evaluation asks."""
         self.exists = bool(sets) or held is not None
         """Whether there is something to evaluate on."""
+        self._first: dict[str, float] | None = None
+        """The score of each problem of the first set in the run's first evaluation."""
 
     def is_due(self, step: int) -> bool:
         """Whether to evaluate the policy after ``step`` learned steps."""
@@ -95,12 +108,45 @@ class HeldOut:
                     dealing, data_set.prompts, job.scorer, params, progress, seed
                 )
                 if not record:  # the first set's count for the run
-                    record |= values
+                    record |= values | self._compared(data_set.name or HELD_OUT, groups)
                 record |= metrics.by_name(values, data_set.name) if data_set.name else {}
-                content += to_lines(data_set.name or "held_out", groups)
-        path = job.folder / "evaluations" / f"step-{step:08d}.jsonl.gz"
+                content += to_lines(data_set.name or HELD_OUT, groups)
+        path = self._folder / f"step-{step:08d}.jsonl.gz"
         writer.submit(lambda: write_atomically(path, gzip.compress(content, mtime=0)))
         return record
+
+    def _compared(self, name: str, groups: Sequence[Group]) -> Record:
+        """Number of problems with a higher and with a lower score than in the run's first
+        evaluation; empty for that one, and if it asked other problems."""
+        scores = {g.prompt.id: fmean(c.reward or 0.0 for c in g.completions) for g in groups}
+        if self._first is None:
+            written = sorted(self._folder.glob("step-*.jsonl.gz"))[:1]
+            self._first = _read_scores(written[0], name) if written else scores
+        if self._first is scores or self._first.keys() != scores.keys():
+            return {}
+        changes = [scores[each] - self._first[each] for each in scores]
+        return {
+            "eval/problems_better": float(sum(change > 0 for change in changes)),
+            "eval/problems_worse": float(sum(change < 0 for change in changes)),
+        }
+
+
+def _read_scores(path: Path, name: str) -> dict[str, float]:
+    """The mean score of each problem of a set in a written evaluation; empty if the file is
+    damaged."""
+    found: dict[str, list[float]] = {}
+    try:
+        with open_regular(path) as packed, gzip.open(packed) as file:
+            content = file.read(MAX_EVALUATION_BYTES)
+        for each in map(orjson.loads, content.splitlines()):
+            if each["set"] == name:
+                found.setdefault(str(each["id"]), []).append(float(each["score"]))
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
+        logger.warning(
+            "%s cannot be read (%s): evaluations are not compared with it", path, one_line(error)
+        )
+        return {}
+    return {problem: fmean(scores) for problem, scores in found.items()}
 
 
 def evaluate(

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from reason_llm.config import Config
 from reason_llm.errors import BusyError
-from reason_llm.files import FileLock
 from reason_llm.model import Model, default_device
 from reason_llm.model.plan import GIB, Meter, Plan
 from reason_llm.readers import Reader, reference
 from reason_llm.rollout import without_learner_logprobs
 from reason_llm.run.run import Run
 from reason_llm.run.start import saved_rollouts
+from reason_llm.run.start.locks import run_lock
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import checkpoint
@@ -80,14 +80,13 @@ def _locked(job: Job) -> Iterator[tuple[RolloutBuffer, Archive, BackgroundWriter
     """The run's buffer, its archive, and the thread that writes into the run's folder. The run is
     locked against other processes, and so is the buffer where the run samples."""
     run, never = job.config.run, job.config.run.resume == "never"
-    run_lock = FileLock(run.directory / f".{run.name}.lock", what=f"the run {job.folder}")
     writer = BackgroundWriter()
     archive = Archive(job.folder, int(run.keep_buffers_gib * GIB))
     source = partial(_saved_rollouts, job) if job.run.saved_buffers else archive.read
     buffer = job.run.processes.buffer(
         run.buffer_path, job.folder, job.state.run, [source], writer, never
     )
-    with buffer if job.config.samples else nullcontext(), run_lock, writer:
+    with buffer if job.config.samples else nullcontext(), run_lock(job.config), writer:
         # Another process may have gone on since ``prepare`` looked.
         if not never and checkpoint.listing(job.folder) != job.run.checkpoints:
             raise BusyError(f"another process has just gone on with {job.folder}; call again")

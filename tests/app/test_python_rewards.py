@@ -254,6 +254,7 @@ def test_a_reward_is_called_once_at_the_start_with_a_group_and_by_the_data_check
     for check in ([], ["--data-check"]):
         code, shown, errors = script("train.py", config, *check)
         assert (code, message in shown + errors) == (2, True), shown + errors
+    assert "no errors in the rows; a reward has one, below" in shown
     calls = {*(tmp_path / "calls").read_text().split("\n")[:-1]}
     assert {"0 True"} <= calls <= {"0 True", "2 True"}  # of two threads: an error ends both
     assert not (tmp_path / "runs").exists()

@@ -2,6 +2,7 @@
 arguments of the chat template."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,8 @@ def test_bad_rows_of_a_held_out_share_are_skipped_with_any_seed(
         assert (held_out.num_rows, training.num_rows) == (6, 6)
         assert held_out.size + training.size == len(MATH)
         assert held_out.size == 6 - held_out.dropped["data.on_bad_row"]
+        counts = [re.findall(r"every run: (\d+) rows?; (\d+) rows? for", n) for n in found.notes()]
+        assert [(str(held_out.size), str(training.size))] in counts
         if left_out := held_out.left_out:
             assert f"{train}, held out: {left_out}" in found.notes()
     with pytest.raises(DataError, match="lacks any of the columns"):

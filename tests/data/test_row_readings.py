@@ -739,6 +739,7 @@ def test_labels_are_offered_a_reward_and_are_read_word_for_word_by_it(
     path.write_text(same.replace("Bug", "Billing"))
     assert load(path, score=exact).notes() == [
         f"{path}: 1 question has different gold answers: {path}:1 has 'Billing', {path}:2 has 'bug'"
+        "; correct or remove the wrong one"
     ]
 
 
@@ -768,7 +769,25 @@ def test_contradicting_golds_are_named(tmp_path: Path, load: Callable[..., Data]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert load(path).notes() == [
         f"{path}: 1 question has different gold answers: {path}:1 has '0.5', {path}:4 has '2'"
+        "; correct or remove the wrong one"
     ]
+
+
+def test_golds_that_are_no_value_are_bad_rows(tmp_path: Path, load: Callable[..., Data]) -> None:
+    """But for words that answer which solutions there are, and for labels."""
+    path = tmp_path / "rows.csv"
+    golds = ["7", "n/a", "None", "no solution", "-", "undefined"]
+    rows = [f"{n}?,{gold}" for n, gold in enumerate(golds)]
+    path.write_text("\n".join(["question,answer", *rows, ""]))
+    data = load(path, data__on_bad_row="skip")
+    assert [prompt.answer for prompt in data.prompts] == ["7", "None", "no solution", "undefined"]
+    assert data.notes()[:2] == [
+        f"{path}: left out: 2 by data.on_bad_row",
+        f"  {path}:3: the gold answer 'n/a' is a word for no value; write the answer",
+    ]
+    assert any("remove the row if it has no answer" in line for line in data.notes())
+    labels = load(path, data__on_bad_row="skip", score={"rewards": [{"name": "exact"}]})
+    assert len(load(path).prompts) == len(labels.prompts) == 6
 
 
 @pytest.mark.parametrize(
@@ -914,11 +933,12 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
     rows = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert load(path).notes() == [
-        f"{path}: the gold answer is a word for no value in 3 rows, the first is {path}:2",
+        f"{path}: the gold answer is a word for no value in 3 rows, the first is {path}:2; write "
+        "the answer, or leave such rows out with data.on_bad_row=skip",
         f"{path}: several boxes are read as one gold answer in 1 row, the first is {path}:4",
         f"{path}: a whole text of several lines is the gold answer in 1 row, the first is {path}:5",
         f"{path}: a comma of the gold answer is read as one between two numbers, not as a part of "
-        f"one in 6 rows, the first is {path}:7",
+        f"one in 6 rows, the first is {path}:7; write 6.5 for 6,5",
         f"{path}: several quantities of the gold answer are several answers, not their sum in 1 "
         f"row, the first is {path}:12",
         f"{path}: the gold answer is no mathematics, so that only the same words are paid in 3 "
@@ -930,7 +950,7 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         f"{path}: the gold answer is several in one text: only all of them, as written, are paid "
         f"in 1 row, the first is {path}:25",
         f"{path}: a point of the gold answer is read as a decimal point, not as one of thousands "
-        f"in 2 rows, the first is {path}:26",
+        f"in 2 rows, the first is {path}:26; write 1250 for 1.250 if it is one",
         f"{path}: an e of the gold answer is read as a power of ten in 1 row, the first is "
         f"{path}:29",
         f"{path}: a control character begins \\text: in JSON, write two backslashes for one in 1 "

@@ -203,6 +203,7 @@ def test_a_missing_config_and_a_busy_buffer_as_real_processes(config: Path, tmp_
         busy = run(str(config), "--data.system_prompt", "none")
         assert busy.returncode == 2
         assert "is using the rollout buffer" in busy.stderr
+        assert "loading PyTorch" not in busy.stdout + busy.stderr
         assert "Traceback" not in missing.stderr + busy.stderr
         assert tree_of(tmp_path) == before
 
@@ -225,11 +226,12 @@ def test_a_run_started_afresh_moves_nothing_before_all_is_good(
 
 
 def test_a_run_in_use_is_refused_whatever_its_buffer(
-    config: Path, tmp_path: Path, call: Callable[..., tuple[int, str]]
+    config: Path, tmp_path: Path, script: Callable[..., tuple[int, str, str]]
 ) -> None:
+    other = ["--run.buffer", str(tmp_path / "other.json"), "--log.console", "plain"]
     with FileLock(tmp_path / "runs" / ".config.lock", what="it"):
-        code, shown = call(str(config), "--run.buffer", str(tmp_path / "other.json"))
-    assert code == 2
+        code, printed, shown = script("train.py", str(config), *other)
+    assert (code, printed) == (2, "")  # nothing was loaded
     assert "is using the run" in shown
 
 

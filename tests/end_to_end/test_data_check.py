@@ -1,6 +1,7 @@
 """``scripts/train.py CONFIG --data-check``, and a run over several sets."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,34 @@ def test_ten_kinds_of_errors_with_the_first_of_each(tmp_path: Path, call: Call) 
     names = [{"question": "Q", f"answer{'x' * n}": "1"} for n in range(2, 14)]
     code, shown, errors = call({"train": lines(tmp_path / "b.jsonl", *names)})
     assert shown.count("b.jsonl:") == 11
+
+
+def test_errors_of_a_split_file_are_named_in_the_order_of_its_rows_and_once(
+    tmp_path: Path, call: Call, script: Call
+) -> None:
+    rows = [{"question": f"What is {n} + 1?"} | ({"answer": n + 1} if n % 4 else {}) for n in
+            range(40)]  # fmt: skip
+    train = lines(tmp_path / "a.jsonl", {"question": "", "answer": "1"}, *rows)
+    code, shown, _ = call({"train": train, "eval": "50%"})
+    told = shown.partition("11 errors, the first of each kind:\n")[2].splitlines()
+    assert [each.strip().partition(" ")[0] for each in told] == [f"{train}:1:", f"{train}:2:"]
+    assert told[1].endswith(" (and 9 more such rows)")
+    model = ["--model.path", str(TINY), "--run.directory", str(tmp_path)]
+    code, shown, errors = script("train.py", tmp_path / "config.yaml", *model)
+    assert (code, *(each.strip() for each in told)) == (
+        2, *(each.removeprefix("error: ").strip() for each in errors.splitlines()),
+    )  # fmt: skip
+    (csv := tmp_path / "a.csv").write_bytes("question,answer\ncafé?,1\n".encode("cp1252"))
+    code, shown, _ = call({"train": str(csv), "eval": "50%"})
+    assert "1 error, the first of each kind:" in shown and "more such" not in shown
+    assert "a.csv: not UTF-8 at byte 19; save it as UTF-8, in Excel as CSV UTF-8" in shown
+
+
+def test_a_question_with_two_answers_is_found_across_a_split(tmp_path: Path, call: Call) -> None:
+    rows = [{"question": f"What is {n // 2}?", "answer": n} for n in range(40)]
+    _, shown, _ = call({"train": lines(tmp_path / "a.jsonl", *rows), "eval": "50%"})
+    counts = [int(n) for n in re.findall(r"(\d+) questions have different gold answers", shown)]
+    assert sum(counts) == 20, shown
 
 
 TALK = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]

@@ -9,7 +9,7 @@ import pytest
 from reason_llm.config import Config
 from reason_llm.errors import RewardError
 from reason_llm.loop import train
-from reason_llm.run import read_document
+from reason_llm.run import Silent, lock, read_document
 
 REWARD = """
 from itertools import count
@@ -50,6 +50,16 @@ def interrupted(config: Config) -> None:
     Path("broken").unlink()
 
 
+class Lines(Silent):
+    """Keeps the lines of a run."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
 SHARED = Path("data/buffer.json")
 
 
@@ -73,6 +83,18 @@ def test_unfinished_runs_lie_side_by_side_and_go_on(named: Callable[..., Config]
         texts = [[c.token_ids for c in g.completions] for g in now.groups]
         assert texts == [[c.token_ids for c in g.completions] for g in before[name].groups]
     assert {path.name for path in Path("data").glob("[!.]*")} == {p.name for p in places.values()}
+
+
+def test_a_run_beside_one_that_has_written_nothing_yet_has_a_buffer_of_its_own(
+    named: Callable[..., Config],
+) -> None:
+    said = Lines()
+    with lock(SHARED):
+        train(named("two"), said)
+    line = "data/buffer.json is another run's: rollouts are saved in data/buffer.two.json"
+    assert line in said.lines
+    assert read_document(Path("data/buffer.two.json")).run.name == "two"
+    assert not SHARED.exists()
 
 
 @pytest.mark.long

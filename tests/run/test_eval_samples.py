@@ -94,6 +94,14 @@ def test_a_run_is_judged_by_its_samples(small_run: Callable[..., Config], tmp_pa
     went_on = small_run(**stopped | {"run__steps": 2})
     train(went_on)
     assert records_of(went_on) == records_of(config)
+    scores = []
+    for step in (0, 2):
+        content = gzip.decompress(path.with_name(f"step-{step:08d}.jsonl.gz").read_bytes())
+        values = [orjson.loads(line)["score"] for line in content.splitlines()]
+        scores.append([fmean(values[n : n + 3]) for n in range(0, 24, 3)])
+    better = sum(after > before for before, after in zip(*scores, strict=True))
+    assert records_of(went_on)[2]["eval/problems_better"] == better > 0
+    assert "eval/problems_better" not in first
 
     other = small_run(**options | {"run__name": "other", "run__seed": 1, "run__steps": 1})
     train(other)

@@ -10,7 +10,7 @@ import pytest
 from reason_llm.config import Config
 from reason_llm.errors import RolloutBufferError
 from reason_llm.rollout import Completion, Conversation, Group, Prompt
-from reason_llm.run.start import resolve, saved_rollouts
+from reason_llm.run.start import locks, resolve, saved_rollouts
 from reason_llm.run.start.saved_rollouts import check_fits
 from reason_llm.run.store.archive import Archive
 from reason_llm.run.store.document import Document, RunIdentity, to_bytes
@@ -61,10 +61,10 @@ def test_where_its_rollouts_are(
     if has_own:
         (data / "buffer.mine.json").touch()
     named = {"run__name": "mine", "run__buffer": None}
-    assert resolve._buffer(small_run(**named)).name == expected
-    assert resolve._buffer(small_run(**named | {"run__buffer": "set.json"})).name == "set.json"
+    assert locks.buffer_path(small_run(**named)).name == expected
+    assert locks.buffer_path(small_run(**named | {"run__buffer": "set.json"})).name == "set.json"
     rows = {"stage": "sft", "sample": {}, "algorithm": {}, "score": {}}
-    assert resolve._buffer(small_run(**named, **rows)).name == "buffer.json"
+    assert locks.buffer_path(small_run(**named, **rows)).name == "buffer.json"
 
 
 def test_a_run_that_starts_afresh_does_not_move_its_source_aside(

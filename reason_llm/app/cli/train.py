@@ -38,6 +38,7 @@ def train(
     """Train, with a description for the help and switches that are already set."""
     from reason_llm.app.console import Console
     from reason_llm.config import WITHOUT_CONFIG, read_command_line
+    from reason_llm.run import check_unused
 
     mistakes: list[ReasonError] = []
     what = ("CONFIG.yaml", WITHOUT_CONFIG)
@@ -53,6 +54,7 @@ def train(
     console = Console("quiet" if "quiet" in switches_on else config.log.console)
     if checks:
         return print_check(config, mistakes, is_plan="plan" in switches_on)
+    check_unused(config)
     console.line(f"run {config.run.name}: loading PyTorch and Transformers")
     from reason_llm.app.training import run_training  # heavy: after the config is checked
 

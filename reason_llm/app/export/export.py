@@ -371,6 +371,7 @@ def _describe(
         extended = {name: described[name] for name in names}
     card = ModelCard(
         name=request.push or request.out.name,
+        folder=None if request.push else request.out,
         base=job.base,
         licence=model_card.licence_of(job.base_folder),
         merged=None if request.adapter_only else request.dtype,

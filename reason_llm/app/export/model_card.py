@@ -47,6 +47,8 @@ class ModelCard:
     """Transformers' class that loads the base."""
     merged_loader: str | None = None
     """Class that loads the merged model; None: the same one."""
+    folder: Path | None = None
+    """Folder that it is loaded from; None: the Hub has it under its name."""
     base_options: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the base's config with which an adapter alone has to be loaded."""
 

@@ -27,6 +27,7 @@ from reason_llm.app.report.rollouts import GroupFacts
 from reason_llm.config import READERS, RIGHTNESS, STAGES, LowMean
 from reason_llm.data import RolloutSide, rollout_sides, unasked_form
 from reason_llm.run import Record
+from reason_llm.score.statistics import exact_sign_flip
 
 FORM = ("format", "tag_count", "regex", "reasoning_steps", "soft_overlong", "cosine", "length",
         "repetition_penalty")  # fmt: skip
@@ -48,6 +49,8 @@ DEAD_STEPS = 3
 """Steps in a row after which a run is called dead."""
 NO_GRADIENT = 1e-12
 """Norm of a gradient that moves nothing."""
+FALL_CHANCE = 0.01
+"""Highest p-value, without a true change, of a fall of held-out accuracy below its first value."""
 COLLAPSE_CHANCE = 1e-5
 """Chance of zeros alone, at the former mean, below which they are a collapse."""
 LOST_NATS = -1.0
@@ -231,7 +234,7 @@ def nothing_learned(seen: Evidence) -> Finding:
 
 
 def reward_without_accuracy(seen: Evidence) -> Finding:
-    """The reward rises and held-out accuracy does not, or that falls and the reward does not."""
+    """The reward rises and held-out accuracy does not."""
     steps, accuracies = series(seen.records, "eval/accuracy")
     judged_by = seen.config.score.judged_by
     if len(steps) < 2:
@@ -249,7 +252,7 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
             continue
         gain = accuracies[last] - accuracies[start]
         error = seen.difference_error(accuracies[start], accuracies[last])
-        falls = gain < -3 * error
+        falls = gain < -3 * error and total.is_up
         # A judge that training itself raises by no more is only slow to show on held-out problems.
         is_slow = first.is_up and first.rise - gain <= 3 * (error**2 + first.error**2) ** 0.5
         if falls or (start == 0 and total.is_up and gain <= error and not is_slow):
@@ -257,7 +260,7 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
                 f"From step {steps[start]} to {steps[last]} the reward went {_from_to(total)} "
                 f"{total.means}, while held-out {judged_by} went "
                 f"{seen.mean_score(accuracies[start])} → {seen.mean_score(accuracies[last])} "
-                f"(± {seen.mean_score(error)})."
+                f"(standard error of the difference {seen.points(error)})."
             )
             advice = (
                 "Read the rollouts that earn most: they show what is being paid for. Then fix the "
@@ -268,6 +271,41 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
             return alarm(text, steps[start:], shown, advice)
     ends = f"{seen.mean_score(accuracies[0])} → {seen.mean_score(accuracies[last])}"
     return clear(f"Held-out {judged_by} went {ends} with the reward.")
+
+
+def accuracy_falls(seen: Evidence) -> Finding:
+    """Held-out accuracy is below its first value by a paired test on the same problems, or below
+    its best by more than noise."""
+    steps, values = series(seen.records, "eval/accuracy")
+    if len(steps) < 2:
+        return unknown("there are fewer than two evaluations (data.eval)")
+    if collapse(seen).state == "alarm":
+        return clear("See Collapse to 0.")
+    judged_by, best = seen.config.score.judged_by, max(range(len(steps)), key=lambda i: values[i])
+    ends = f"{seen.mean_score(values[0])} → {seen.mean_score(values[-1])}"
+    last = next(each for each in reversed(seen.records) if "eval/accuracy" in each)
+    better, worse = (round(last.get(f"eval/problems_{side}", 0)) for side in ("better", "worse"))
+    chance = exact_sign_flip([1] * better + [-1] * worse)
+    within = min(values) >= 0 and max(values) <= 1
+    error = seen.difference_error(values[best], values[-1])
+    if values[-1] < values[0] and chance <= FALL_CHANCE:
+        start, of = 0, f" of {round(last['eval/problems']):,}" if "eval/problems" in last else ""
+        why = (
+            f"on {worse:,}{of} problems the score is lower than at step {steps[0]}, and on "
+            f"{better:,} higher (exact paired test, p = {chance:.1g})"
+        )
+    elif within and values[-1] - values[best] < -3 * error:
+        start, ends = best, f"{seen.mean_score(values[best])} → {seen.mean_score(values[-1])}"
+        why = f"the standard error of the difference is {seen.points(error)}"
+    else:
+        return clear(f"Held-out {judged_by} went {ends}.")
+    text = f"From step {steps[start]} to {steps[-1]} held-out {judged_by} went {ends}: {why}."
+    advice = "Lower train.learning_rate 3 to 10 times and start again"
+    advice += ", or add algorithm.kl" if seen.config.samples else ""
+    advice += f". {seen.adapter_of(steps[best])} has the best held-out {judged_by}.".replace(
+        ". the adapter", ". The adapter"
+    )
+    return alarm(text, steps[start:], seen.newest, advice)
 
 
 def length_drift(seen: Evidence) -> Finding:
@@ -691,6 +729,11 @@ ALARMS: dict[str, Alarm] = {
     ),
     "Held-out accuracy does not follow the reward": Alarm(
         reward_without_accuracy, charts=("score/reward", "eval/accuracy")
+    ),
+    "Held-out accuracy falls": Alarm(
+        accuracy_falls,
+        charts=("eval/accuracy", "train/grad_norm", "train/kl"),
+        applies=partial(_has_metric, "eval/accuracy"),
     ),
     "Reward by form, not by right answers": Alarm(
         form_alone,

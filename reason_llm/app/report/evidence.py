@@ -60,6 +60,11 @@ class Evidence:
         """See ``lines.mean_score``."""
         return mean_score(value, self.config.score.judged_by)
 
+    def points(self, difference: float) -> str:
+        """``8.2 points`` of an accuracy, ``0.082`` of another first reward."""
+        is_accuracy = self.config.score.judged_by == "accuracy"
+        return f"{100 * difference:.1f} points" if is_accuracy else f"{difference:.3f}"
+
     def adapter_of(self, step: int) -> str:
         """Return where to find the adapter of an evaluated step, as text."""
         place = "in adapter_best/, --which best" if step == self.best_step else "its checkpoint"

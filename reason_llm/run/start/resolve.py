@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,9 +34,9 @@ from reason_llm.model.plan import Subject, look_at, with_start
 from reason_llm.readers import Base, Reader, RewardReader, open_readers, reference
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.dates import with_date
+from reason_llm.run.start.locks import buffer_path
 from reason_llm.run.start.processes import Processes, processes_of
 from reason_llm.run.store import checkpoint, folder as run_folder
-from reason_llm.run.store.document import unfinished_run
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Episodes, episodes_of, stop_strings
 from reason_llm.score import Scorer
@@ -97,7 +96,10 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
             config = with_start(config, start)
     subject = look_at(config)
     renderer = renderer_of(subject.config, subject.tokenizer)
-    config = with_date(subject.config, renderer, _buffer(subject.config))
+    buffer = buffer_path(subject.config)
+    if buffer != config.run.buffer_path and config.run.from_buffer is None:
+        watch.line(f"{config.run.buffer_path} is another run's: rollouts are saved in {buffer}")
+    config = with_date(subject.config, renderer, buffer)
     if config.data.date is not None:
         watch.line(f"chat templates read the date {config.data.date}, on later days, too")
     subject, renderer = replace(subject, config=config), renderer.on(config.data.date)
@@ -116,7 +118,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
         data.attachments.check(config, processes.is_alone)
     for reader in readers:
         reader.take(data)
-    config, saved = _with_steps_and_buffer(config, data, folder, watch)
+    config, saved = _with_steps_and_buffer(config, data, folder, buffer, watch)
     subject, saved_run = replace(subject, config=config), None
     if saved:
         first = saved_rollouts.read(saved[0], subject)
@@ -175,7 +177,7 @@ def _load(subject: Subject, scorer: Scorer, watch: Watch) -> Data:
 
 
 def _with_steps_and_buffer(
-    config: Config, data: Data, folder: Path, watch: Watch
+    config: Config, data: Data, folder: Path, buffer: Path, watch: Watch
 ) -> tuple[Config, list[Path]]:
     """Config in which ``run.steps`` says what run.from_buffer or run.epochs asks for and
     ``run.buffer`` is a path, and the files of run.from_buffer."""
@@ -189,25 +191,13 @@ def _with_steps_and_buffer(
         size = config.sample.prompts_per_step if config.samples else config.train.rows_per_step
         place, steps = f"run.epochs={run.epochs:g}", math.ceil(run.epochs * total / size)
         watch.line(f"{place} of {total} makes run.steps={steps}")
-        saved, buffer = [], _buffer(config)
+        saved = []
     else:
-        return config.with_options({"run.buffer": _buffer(config)}), []
+        return config.with_options({"run.buffer": buffer}), []
     decided = {"run.steps": steps, "run.epochs": None, "run.buffer": buffer}
     tree = config.model_dump(mode="json")
     config_file.build(tree, Path(place), decided | {"run.buffer": str(buffer)})  # it is checked
     return config.with_options(decided), saved
-
-
-def _buffer(config: Config) -> Path:
-    """Path of the run's buffer: where it is left out, data/buffer.json, or a file with
-    the run's name while that holds rollouts of another unfinished run."""
-    path, name = config.run.buffer_path, config.run.name
-    if config.run.buffer is None and config.samples:
-        own = path.with_name(f"{path.stem}.{name}{path.suffix}")
-        holder = unfinished_run(path)
-        if holder != name and (holder is not None or os.path.lexists(own)):
-            return own
-    return path
 
 
 def _saved_buffers(config: Config, folder: Path) -> list[Path]:

@@ -109,7 +109,9 @@ def test_a_card_s_header_is_what_the_hub_reads(
         ": the gap.", "- data: org/rows:main, mine.jsonl", "names `mit`",
     ):  # fmt: skip
         assert line in text, line
-    local = model_card.render(replace(card, base="./here", config=None))
+    assert ('"mine"' in text, "# this folder" in text) == (True, False)
+    local = model_card.render(replace(card, base="./here", config=None, folder=Path("out/mine")))
+    assert '"out/mine"' in local and "  # this folder\n" in local
     assert "base_model" not in local
     assert "datasets" not in local and "## Training" not in local
 

@@ -74,6 +74,25 @@ def test_a_fall_from_the_best_accuracy_is_told_from_there() -> None:
     assert found.steps == (8, 24)
 
 
+def test_an_accuracy_that_falls_with_the_reward_is_no_matter_of_the_rewards() -> None:
+    """28 -> 5 % of 39 problems: 9 that were right are wrong, by McNemar's exact test 2 / 2^9."""
+    records = [record(s, **{"score/reward": 0.354 - 0.004 * s}) for s in range(13)]
+    with_accuracy(records, (0, 11 / 39), (6, 4 / 39), (12, 2 / 39))
+    records[6] |= {"eval/problems": 39.0, "eval/problems_better": 1.0, "eval/problems_worse": 8.0}
+    records[12] |= {"eval/problems": 39.0, "eval/problems_better": 0.0, "eval/problems_worse": 9.0}
+    evidence = replace(seen(records), num_held_out=39)
+    found = alarms.accuracy_falls(evidence)
+    assert found.text == (
+        "From step 0 to 12 held-out accuracy went 28.2% → 5.1%: on 9 of 39 problems the score is "
+        "lower than at step 0, and on 0 higher (exact paired test, p = 0.004)."
+    )
+    assert found.advice.startswith("Lower train.learning_rate")
+    assert not raised(alarms.reward_without_accuracy(evidence))
+    earlier = replace(evidence, records=records[:7])  # 2 (1 + 9) / 2^9 = 0.04
+    assert not raised(alarms.accuracy_falls(earlier))
+    assert alarms.accuracy_falls(seen(rising(12))).state == "unknown"
+
+
 def test_accuracy_that_is_only_slow_to_show_is_clear() -> None:
     """Training's own judge has risen by no more than held-out noise could hide."""
     records = [
@@ -435,7 +454,8 @@ def test_a_fall_of_accuracy_is_told_with_its_numbers_and_its_adapter() -> None:
     found = alarms.reward_without_accuracy(seen(records, groups))
     assert found.text == (
         "From step 6 to 12 the reward went 0.575 → 0.775 (means of the first and the last 2 "
-        "steps), while held-out accuracy went 70.0% → 50.0% (± 4.3%)."
+        "steps), while held-out accuracy went 70.0% → 50.0% (standard error of "
+        "the difference 4.3 points)."
     )
     assert "take the adapter of step 6 (its checkpoint), which has the best" in found.advice
     assert [group.step for group in found.groups] == [11, 10, 9, 8, 7]

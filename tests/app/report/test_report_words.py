@@ -36,12 +36,15 @@ def test_memory_of_a_phase_that_was_not_is_not_told() -> None:
     summary: dict[str, Any] = dict.fromkeys(
         ("accuracy_before", "held_out_loss", "held_out_pair_accuracy"), None
     ) | {
-        "accuracy_of_sets": {}, "steps": 3, "total_seconds": 4.0, "buffer_seconds": 0.0,
+        "accuracy_of_sets": {}, "steps": 3, "total_seconds": 8.0, "buffer_seconds": 0.0,
         "saving_seconds": 0.1, "adapter": "runs/a/adapter", "sampling_peak_gib": 0.0,
         "sampling_planned_gib": 0.4, "learning_peak_gib": 0.5, "learning_planned_gib": 0.6,
         "sampling_seconds": 0.0, "learning_seconds": 3.0, "evaluation_seconds": 0.0,
+        "scoring_seconds": 1.0,
     }  # fmt: skip
     assert "memory: learning 0.50 GiB (0.60 planned)" in of_summary(summary)
+    parts = "3 steps in 8 s: 1 s scoring, 3 s learning, 0.1 s saving, 4 s other; "
+    assert of_summary(summary)[-1].startswith(parts)
 
 
 @pytest.mark.parametrize(
