@@ -382,5 +382,5 @@ def _finish(
     write_atomically(request.out / "summary.json", content)
     for line in accuracy.table(summary):
         watch.line(line)
-    watch.line(f"each problem in {log.path}, all of the above in {request.out / 'summary.json'}")
+    watch.line(f"results per problem: {log.path}; summary: {request.out / 'summary.json'}")
     return summary

@@ -204,7 +204,7 @@ BAD = [
     ],
     *[
         (read_labelled, {"prompt": "Q", "completion": "A", "label": label},
-         "'label' is .* expected true or false, for which")
+         "'label' is .* expected true or false \\(1, or 0")
         for label in (None, "yes", [True], {}, float("nan"), 10**400, "", 0.25, 5, "-0.5")
     ],
 ]  # fmt: skip

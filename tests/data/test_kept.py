@@ -100,8 +100,8 @@ def test_kept_data_are_those_that_were_read(
     again = load(config, lines)
     assert content(again) == expected
     assert [line.split(", from")[0].split(" in /")[0] for line in lines] == [
-        "data as read and tokenised are kept",
-        "data as read and tokenised before",
+        "cached tokenised data in",
+        "loaded tokenised data from",
     ]
     assert content(pickle.loads(pickle.dumps(again))) == expected
     (file,) = home.iterdir()

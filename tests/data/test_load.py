@@ -43,13 +43,13 @@ def lines(folder: Path, *rows: Any) -> Path:
 
 
 ODD_LINES = {
-    r'{"question": "a", "answer": "1", "answer": "2"}': "key 'answer' stands twice",
-    r'{"a": "\\", "a": "\\"}': "key 'a' stands twice",
-    r'{"a": "\"", "a": "1"}': "key 'a' stands twice",
+    r'{"question": "a", "answer": "1", "answer": "2"}': "key 'answer' occurs twice",
+    r'{"a": "\\", "a": "\\"}': "key 'a' occurs twice",
+    r'{"a": "\"", "a": "1"}': "key 'a' occurs twice",
     r'{"a": "\ud800"}': "surrogates not allowed",
     r'{"a": "b"} {}': "Extra data",
     '{"a": "\x01"}': "Invalid control character",
-    r'{"a": NaN}': "NaN is no JSON",
+    r'{"a": NaN}': "NaN is not valid JSON",
     r'{"a": "b"': "delimiter",
 }
 
@@ -228,7 +228,7 @@ def test_gold_answer_takes_the_last_mark() -> None:
             "'messages'",
         ),
         ('{"question": "a\\ud800", "answer": "1"}\n', ":1", "surrogates"),
-        ('{"question": "a", "answer": NaN}\n', ":1", "NaN is no JSON"),
+        ('{"question": "a", "answer": NaN}\n', ":1", "NaN is not valid JSON"),
         ("[" * 100_000 + "\n", ":1", "not valid JSON"),
         (f'{{"question": {"[" * 64 + "]" * 64}}}\n', ":1", "64 levels"),
         ("\n\n", "rows.jsonl", "no rows"),

@@ -463,7 +463,7 @@ def test_a_completion_is_a_call_only_of_the_row_s_tools() -> None:
 def test_a_flagged_turn_is_not_trained(flag: dict) -> None:
     found = read_demonstration("x", {"messages": [U, {**A, **flag}, R, B]}, COLUMNS)
     assert (found.completions, found.untrained) == (([A, R, B],), {0})
-    with pytest.raises(DataError, match="leaves every turn of the assistant out of the loss"):
+    with pytest.raises(DataError, match="every assistant turn is masked"):
         read_demonstration("x", {"messages": [U, {**A, **flag}]}, COLUMNS)
     pair = {"prompt": "Q", "chosen": [{**A, **flag}, R, B], "rejected": [B]}
     with pytest.raises(DataError, match="which stages of preferences do not support"):
