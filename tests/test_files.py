@@ -52,7 +52,7 @@ def test_only_a_regular_file_is_appended_to(tmp_path: Path) -> None:
         with open_to_append(tmp_path / "x") as file:
             file.write(content)
     assert (tmp_path / "x").read_bytes() == b"ab"
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         open_to_append(Path("/dev/null"))
 
 

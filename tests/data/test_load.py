@@ -331,7 +331,7 @@ def test_the_private_tests_of_livecodebench_count(tmp_path: Path, load: Callable
         ({"prompt": "Q", "answer": "7"}, "lacks tests"),
         ({"prompt": "Q", "input_output": ""}, "the row lacks tests, 'input_output' is empty; it"),
         ({"prompt": "Q", "tests": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
-        ({"prompt": "Q", "test": "assert f(1"}, "no valid Python"),
+        ({"prompt": "Q", "test": "assert f(1"}, "is not valid Python"),
         ({"prompt": "Q", "tests": {"inputs": [1], "outputs": ["2"]}}, "'tests': 'inputs', case 1"),
         (
             {"prompt": "Q", "test": f"class Test(TestCase):\n def test_f(self): {EQUAL}"},

@@ -466,7 +466,7 @@ def test_a_flagged_turn_is_not_trained(flag: dict) -> None:
     with pytest.raises(DataError, match="every assistant turn is masked"):
         read_demonstration("x", {"messages": [U, {**A, **flag}]}, COLUMNS)
     pair = {"prompt": "Q", "chosen": [{**A, **flag}, R, B], "rejected": [B]}
-    with pytest.raises(DataError, match="which stages of preferences do not support"):
+    with pytest.raises(DataError, match="which preference stages do not support"):
         read_preference("x", pair, COLUMNS)
 
 

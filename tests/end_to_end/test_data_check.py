@@ -364,4 +364,4 @@ def test_code_rows_are_checked_without_a_sandbox(
     code, shown, errors = call({"train": source}, score={"rewards": rewards})
     assert (code, errors) == (2, "")
     assert "2 rows, 1 taken" in shown
-    assert "no valid Python" in shown
+    assert "is not valid Python" in shown
