@@ -75,7 +75,7 @@ def test_a_function_may_have_any_name(code: CodeTests, row: Row) -> None:
 
 @pytest.mark.parametrize("number", [2, "1", True])
 def test_a_side_gives_no_number_but_its_own(number: object) -> None:
-    with pytest.raises(ValueError, match="not a number"):
+    with pytest.raises(ValueError, match="no number"):
         Shared(0, list, list).take({"shared": [[number, "list", []]]})
 
 
