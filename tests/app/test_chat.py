@@ -237,7 +237,7 @@ def test_a_wrong_option_is_one_line(options: dict[str, str], message: str) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"use_dora": True}, "no plain LoRA adapter: use_dora=True"),
+        ({"use_dora": True}, "not a plain LoRA adapter: use_dora=True"),
         ({"r": 4}, "is damaged or no adapter of"),
         ({"monteclora_config": {"a": 1}}, "adapter_config.json cannot be read"),
         (None, "adapter_config.json cannot be read"),

@@ -195,7 +195,7 @@ BAD = [
     (read_preference, {"prompt": [U], "chosen": [U, A], "rejected": [U, B]}, "'chosen' is"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": None}, "'margin'"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": "inf"}, "'margin'"),
-    (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": -1}, "swap the sides"),
+    (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": -1}, "swap the"),
     (read_labelled, {"prompt": "Q", "completion": "A"}, "columns 'label', 'kto_tag'"),
     *[
         (read, {"prompt": "Q", "completions": ["A", "B"], "labels": [True, False]},
