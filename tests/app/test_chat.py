@@ -182,7 +182,7 @@ def test_what_is_typed_is_a_message_or_a_command(
         "/seed null": "seed null\n",
         "/system Be brief.": "Be brief.\n",
         "/system none": "there is no system prompt\n",
-        "/tempreature 1": "/tempreature is no command; /help lists them\n",
+        "/tempreature 1": "unknown command /tempreature; /help lists the commands\n",
         "/help": f"{HELP}\n",
         EOFError: "\n",
     }

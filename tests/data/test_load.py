@@ -428,7 +428,7 @@ def test_a_custom_reward_s_column_must_outlive_the_buffer(
         pyarrow.parquet.write_table(table, path)
     config = small_run(data__train=str(path))
     if not is_kept:
-        with pytest.raises(DataError, match=r"1: column 'unit'.* cannot keep; write it as text"):
+        with pytest.raises(DataError, match=r"1: column 'unit'.* represent; write it as text"):
             load_data(config, tokenizer, 4000, extra_columns=["unit"])
         return
     found = load_data(config, tokenizer, 4000, extra_columns=["unit"]).prompts

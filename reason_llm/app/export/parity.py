@@ -110,7 +110,7 @@ class ScoreParity:
     def gap(self) -> str:
         """The numbers in words."""
         return (
-            f"largest {self.largest:.2g}, mean {self.mean:.2g} over {self.rows} rows, whose scores "
+            f"max {self.largest:.2g}, mean {self.mean:.2g} over {self.rows} rows, whose scores "
             f"have a deviation of {self.spread:.3g}"
         )
 
