@@ -43,7 +43,7 @@ JUMP_FLOORS = {"train/kl": 0.05, "train/sampler_kl": 1e-3, "train/sampler_mismat
 MAY_BE_ZERO = ("soft_overlong", "cosine", "length", "repetition_penalty")
 """Rewards that are 0 where nothing is wrong, or that go by another one."""
 SILENT_STEPS = 10
-"""Steps after which a reward is called silent if others are paid."""
+"""Steps after which a reward is called silent if others are not 0."""
 DEAD_STEPS = 3
 """Steps in a row after which a run is called dead."""
 NO_GRADIENT = 1e-12
