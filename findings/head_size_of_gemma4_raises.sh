@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Surprise: for Gemma 4, whose global layers have larger heads than its other layers, Transformers
+# Observed: for Gemma 4, whose global layers have larger heads than its other layers, Transformers
 # raises an error where config.head_dim is read, also by getattr with a default and by hasattr,
-# because its error is no AttributeError.
-# A good guess: getattr(config, "head_dim", None) gives a size or None, as for every other family.
-# Who is hurt: tools that read the head size so to plan memory or choose an attention kernel. A test
-# model whose two sizes are equal does not show it, since its config counts as homogeneous.
+# because its error is not an AttributeError.
+# Expected: getattr(config, "head_dim", None) gives a size or None, as for every other family.
+# Affected: tools that read the head size this way to plan memory or choose an attention kernel. A
+# test model whose two sizes are equal does not show it, since its config counts as homogeneous.
 # Versions: transformers 5.17.0, Python 3.11. Date: 2026-11-27.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Surprise: a gpt-oss checkpoint in MXFP4 that Transformers loads dequantised and save_pretrained
+# Observed: a gpt-oss checkpoint in MXFP4 that Transformers loads dequantised and save_pretrained
 # writes again holds the experts of all its layers under two names that end in a dollar sign, so all
-# layers but one are lost; saving says nothing.
-# A good guess: from_pretrained with Mxfp4Config(dequantize=True) and save_pretrained make a bfloat16
+# layers but one are lost; saving gives no error or warning.
+# Expected: from_pretrained with Mxfp4Config(dequantize=True) and save_pretrained make a bfloat16
 # copy of the model, as for every other architecture.
-# Who is hurt: whoever converts gpt-oss to bfloat16 once in order to fine-tune it, or merges an
-# adapter into it, and deletes the source.
+# Affected: users who convert gpt-oss to bfloat16 to fine-tune it, or merge an adapter into it, and
+# then delete the source.
 # Versions: transformers 5.17.0, torch 2.13.0, accelerate 1.15.0, Python 3.11. Date: 2026-11-27.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Surprise: for rows that are packed into one (positions that begin again, or cu_seq_lens and seq_idx
+# Observed: for rows that are packed into one (positions that begin again, or cu_seq_lens and seq_idx
 # as a packing collator gives them), Transformers' torch path for Qwen3.5 separates the rows in its
 # attention layers and carries the state of its linear-attention layers from one row into the next,
 # without an error or a warning.
-# A good guess: a model either separates packed rows in all its layers, or refuses them.
-# Who is hurt: whoever trains Qwen3.5 or Qwen3-Next with packing or without padding, and without
+# Expected: a model either separates packed rows in all its layers, or refuses them.
+# Affected: users who train Qwen3.5 or Qwen3-Next with packing or without padding, and without
 # flash-linear-attention and causal-conv1d (on a CPU, on AMD, or because they failed to build): each
-# row is learned as if the row before it were its context.
+# row is trained as if the row before it were its context.
 # Versions: transformers 5.17.0, torch 2.13.0, Python 3.11. Date: 2026-11-27.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -160,7 +160,7 @@ def open_to_append(path: Path) -> BufferedWriter:
     handle = os.open(path, flags, 0o644)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     return os.fdopen(handle, "ab")
 
 
@@ -226,9 +226,9 @@ def move_aside(path: Path) -> None:
         path.rename(target)
     except OSError as error:
         raise WriteError(
-            f"{path} cannot be moved aside to {target} ({error.strerror}); move it by hand"
+            f"{path} cannot be renamed to {target} ({error.strerror}); rename it by hand"
         ) from error
-    logger.warning("%s was moved aside to %s", path, target)
+    logger.warning("%s was renamed to %s", path, target)
 
 
 MIB = 1 << 20
@@ -480,14 +480,14 @@ def hub_refusal(repository: str, name: str, kind: str = "model") -> tuple[str, s
         return "is gated on the Hub", "ask for access on its page, and log in by hf auth login"
     except RepositoryNotFoundError:
         return (
-            f"is no folder here and no {kind} on the Hub",
+            f"is neither a folder here nor a {kind} on the Hub",
             "correct the name, or for a private one log in by hf auth login",
         )
     except HfHubHTTPError:
         return None  # of a server that answers: the download repeats what is worth it
     except Exception as error:  # noqa: BLE001, of a wrong id, or of httpx2 (older: httpx)
         return (
-            f"is no folder here, and the Hub cannot be asked for it ({one_line(error)[:200]})",
+            f"is not a folder here, and the Hub cannot be asked for it ({one_line(error)[:200]})",
             "check the name and the network, or give a folder",
         )
     return None

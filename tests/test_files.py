@@ -52,7 +52,7 @@ def test_only_a_regular_file_is_appended_to(tmp_path: Path) -> None:
         with open_to_append(tmp_path / "x") as file:
             file.write(content)
     assert (tmp_path / "x").read_bytes() == b"ab"
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         open_to_append(Path("/dev/null"))
 
 
@@ -74,7 +74,7 @@ def test_what_cannot_be_moved_aside_stays(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.EPERM, "Not permitted")
 
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(WriteError, match=r"old-1\.json cannot be moved aside to .*old-1\.old-1"):
+    with pytest.raises(WriteError, match=r"old-1\.json cannot be renamed to .*old-1\.old-1"):
         move_aside(tmp_path / "x.old-1.json")
 
 

@@ -261,5 +261,9 @@ def _obey(chat: ChatSession, name: str, argument: str) -> str:
     elif name == "reset":
         chat.messages = []
     else:
-        return f"{HELP}\n" if name == "help" else f"/{name} is no command; /help lists them\n"
+        return (
+            f"{HELP}\n"
+            if name == "help"
+            else f"unknown command /{name}; /help lists the commands\n"
+        )
     return ""

@@ -283,7 +283,7 @@ class PolicyServer:
             if not ids or not all(
                 type(token_id) is int and 0 <= token_id < size for token_id in ids
             ):
-                raise ValueError(f"prompt={prompt!r:.100} is no list of token ids below {size}")
+                raise ValueError(f"prompt={prompt!r:.100} is not a list of token ids below {size}")
         elif isinstance(prompt, str):
             self._check_size(len(prompt))
             with without_panics():
@@ -466,7 +466,9 @@ def _text_choice(
 
 def _num_top_logprobs(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MAX_LOGPROBS:
-        raise ValueError(f"logprobs={value!r:.100} is no number of tokens from 0 to {MAX_LOGPROBS}")
+        raise ValueError(
+            f"logprobs={value!r:.100} is not a number of tokens from 0 to {MAX_LOGPROBS}"
+        )
     return value
 
 

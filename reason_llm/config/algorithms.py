@@ -140,7 +140,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         baseline="none", scale="none", surrogate="reinforce",
     ),
     "grpo": Algorithm(
-        idea="advantages normalised in their group, clipped ratio, mean of sequence means, KL to "
+        idea="advantages normalised within the group, clipped ratio, mean of sequence means, KL to "
         "the base",
         source="DeepSeekMath, arXiv:2402.03300 eq. 3 and 4; beta from section 4.2",
         aggregation="sequence_mean", kl="k3", kl_coefficient=0.04,
@@ -160,12 +160,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         source="the loss_type of that name in TRL, after BNPO, arXiv:2506.02864",
     ),
     "gdpo": Algorithm(
-        idea="each reward normalised separately in its group, then the sum over the batch",
+        idea="each reward normalised separately within the group, then their sum over the batch",
         source="GDPO, arXiv:2601.05242 eq. 4 to 7",
         normalization="per_reward", scale="whiten", aggregation="sequence_mean",
     ),
     "rloo": Algorithm(
-        idea="the baseline is the mean of the others; whole completions; KL in the reward",
+        idea="the baseline is the mean of the other rewards; whole completions; KL in the reward",
         source="RLOO, arXiv:2402.14740",
         baseline="leave_one_out", scale="none", surrogate="reinforce",
         aggregation="sequence_sum", kl="k1", kl_coefficient=0.05, kl_place="reward",
@@ -218,9 +218,10 @@ ALGORITHMS: dict[str, Algorithm] = {
         surrogate="vespo",
     ),
     "ppo": Algorithm(
-        idea="a critic's values as the baseline; the KL to the start in each token's reward",
-        source="PPO, arXiv:1707.06347 eq. 7; GAE, arXiv:1506.02438 eq. 16; the KL off the reward, "
-        "arXiv:1909.08593 eq. 2",
+        idea="a critic's values as the baseline; the KL to the start is subtracted from each "
+        "token's reward",
+        source="PPO, arXiv:1707.06347 eq. 7; GAE, arXiv:1506.02438 eq. 16; KL subtracted "
+        "from the reward, arXiv:1909.08593 eq. 2",
         baseline="none", scale="whiten", kl="k1", kl_coefficient=0.02, kl_place="token_reward",
         kl_reference="start", critic=True,
     ),

@@ -52,7 +52,7 @@ class PreferenceRow(Described):
 
 PREFERENCES: dict[str, PreferenceRow] = {
     "irpo": PreferenceRow(
-        idea="DPO, and the negative log-likelihood of the chosen side, which keeps it likely",
+        idea="DPO plus the NLL of the chosen side, which keeps it likely",
         source="IRPO, arXiv:2404.19733",
         nll_coefficient=1.0,
     ),
@@ -76,12 +76,12 @@ PREFERENCES: dict[str, PreferenceRow] = {
         loss="ipo",
     ),
     "kto": PreferenceRow(
-        idea="single completions labelled good or bad, against the batch's KL",
+        idea="single completions labelled good or bad, relative to the batch's KL",
         source="arXiv:2402.01306 (v1) eq. 7",
         loss="kto",
     ),
     "orpo": PreferenceRow(
-        idea="the NLL of the chosen side and its odds against the rejected one; no reference",
+        idea="the NLL of the chosen side plus the log odds ratio of both sides; no reference",
         source="arXiv:2403.07691 eq. 4, 6 and 7",
         loss="orpo", nll_coefficient=1.0,
     ),

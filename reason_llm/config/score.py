@@ -151,7 +151,8 @@ class ScoreSection(Section):
     """Rewards, a list of {name, weight, options} or one of them; the total is their weighted sum.
     The first one also scores evaluation."""
     on_error: Literal["stop", "zero"] = "stop"
-    """If a reward raises: stop with the rollout's id, or use 0 and warn."""
+    """What to do if a reward raises an error. stop: end the run and name the rollout; zero: use 0
+    and warn."""
     timeout_seconds: Positive | None = None
     """Time limit of an answer comparison, of a test (CPU time) and of a call of a custom reward.
     null: 5, 6 and 60 seconds."""

@@ -152,7 +152,7 @@ class RunSection(Section):
     @classmethod
     def _is_a_path(cls, path: Path | None) -> Path | None:
         if path is not None and (not path.name or not str(path).isprintable()):
-            raise ValueError("is no path")
+            raise ValueError("is not a path")
         return path
 
     @property
@@ -247,7 +247,7 @@ class SampleSection(Section):
     """Add the adapter to the base weights while vLLM samples, and restore their bits afterwards, so
     that vLLM runs without its adapter kernels. The policy that samples is rounded to the type of
     the weights (docs/gpu.md). Requires vLLM, an adapter, and weights in bfloat16 or float32. auto:
-    false, until it was at least 1.15 times as fast on a GPU."""
+    currently false; it has not yet been measured at 1.15 times the speed on a GPU."""
     prompts_per_step: Count = 16
     """Number of prompts in a step."""
     completions_per_prompt: Count = 8
@@ -393,7 +393,7 @@ class EvalSection(Section):
             unknown = [each for each in names if str(each) not in EVALUATION_SETS]
             if unknown:
                 known = ", ".join(EVALUATION_SETS)
-                raise ValueError(f"{unknown[0]!r:.60} is none of {known}; give {{name: source}}")
+                raise ValueError(f"{unknown[0]!r:.60} is not one of {known}; give {{name: source}}")
             return {each: EVALUATION_SETS[each] for each in names}
         if not isinstance(names, dict):
             return names

@@ -140,7 +140,7 @@ class Cells:
             if _is_untrained(name, self.row[name]):
                 raise DataError(
                     f"{self.where}: column {name!r} is {shown(self.row[name])}, so the row is not "
-                    "to be trained; leave such rows out by data.preprocess, which returns None for "
+                    "to be trained; drop such rows in data.preprocess, which returns None for "
                     "them, or name it in data.columns.ignore"
                 )
             why = _NEVER_IGNORED.get(name.casefold())

@@ -321,8 +321,8 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     margin = number_in(where, "margin", cells["margin"]) if "margin" in cells else 0.0
     if margin < 0:
         raise DataError(
-            f"{where}: 'margin' is {margin:g}, by which the rejected one would be the better; "
-            "exchange the two, or remove the row"
+            f"{where}: 'margin' is {margin:g}, so the rejected side would be better; swap the "
+            "sides or remove the row"
         )
     last = ""
     whole = cells.find(CHAT_COLUMNS)
@@ -417,8 +417,8 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
     value = meant.get(str(label).strip().casefold())
     if value is None:
         raise DataError(
-            f"{where}: {name!r} is {shown(label)}; expected true or false, for which 1 and 0 or -1 "
-            "may stand; fix the row"
+            f"{where}: {name!r} is {shown(label)}; expected true or false (1, or 0 or "
+            "-1); fix the row"
         )
     return replace(
         example, value=value, ignored=cells.ignored(), label=str(label).strip().removesuffix(".0")
@@ -728,8 +728,8 @@ def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Com
         asked = replace(asked, messages=asked.messages[: first + 1], is_text=False)
     if len(talks) > 1 and not all(map(all, (talk.trained for talk in talks))):
         raise DataError(
-            f"{cells.where}: a turn is left out of the loss by a member such as weight or train, "
-            "which stages of preferences do not support; remove it"
+            f"{cells.where}: a turn is masked (weight, train …), which preference stages do not "
+            "support; remove the mask"
         )
     _check_trained(cells.where, completions[0], untrained)
     is_text = asked.is_text and len(asked.messages) == 1 and all(talk.is_text for talk in talks)
@@ -792,8 +792,8 @@ def _check_trained(where: str, completion: Messages, untrained: frozenset[int]) 
     turns = {n for n, message in enumerate(completion) if message["role"] == "assistant"}
     if turns <= untrained:
         raise DataError(
-            f"{where}: a member such as weight or train leaves every turn of the assistant out of "
-            "the loss; remove the row"
+            f"{where}: every assistant turn is masked (weight, train …), so the loss has no "
+            "tokens; remove the row"
         )
 
 

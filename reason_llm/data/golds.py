@@ -176,7 +176,7 @@ def read_gold(
     if _is_for_a_checker(answer):
         raise DataError(
             f"{where}: {column!r} is {shown(given)}, the tests of a program or the arguments of a "
-            "checker; make code_tests the first reward for programs, or leave such rows out by "
+            "checker; make code_tests the first reward for programs, or drop such rows in "
             "data.preprocess"
         )
     if (with_unit := _REMARK.fullmatch(answer)) is not None:
@@ -224,7 +224,7 @@ def _doubt(text: str, answer: str) -> str:
     if answer.casefold() in MAYBE_NO_VALUES:
         return "the gold answer is none or undefined; remove the row if it has no answer"
     if answer.startswith(("{'", "('")):
-        return "the gold answer is a value as Python prints it: only the same words are paid"
+        return "the gold answer is a Python value: only the same words are accepted"
     if _DECIMAL_COMMA.fullmatch(answer):
         return (
             "a comma of the gold answer is read as one between two numbers, not as a part of one; "
@@ -238,7 +238,7 @@ def _doubt(text: str, answer: str) -> str:
     if text and _EXPONENT.fullmatch(answer):
         return "an e of the gold answer is read as a power of ten"
     if "|||" in answer:
-        return "the gold answer is several in one text: only all of them, as written, are paid"
+        return "the gold answer has several values: only all of them, as written, are accepted"
     if _QUANTITIES.search(answer) is not None:
         return "several quantities of the gold answer are several answers, not their sum"
     if (span := _RANGE.fullmatch(answer)) is not None and int(span[1]) < int(span[2]):
@@ -275,10 +275,10 @@ def unpaid(answer: str, question: str) -> str:
         return ""
     pays = partial(matches, answer, timeout_seconds=JUDGE_SECONDS, question=question)
     if not pays(answer):
-        return "the gold answer itself is not paid when the model writes it"
+        return "the gold answer itself is rejected when the model writes it"
     number = _WITH_SUFFIX.fullmatch(answer)
     if number is not None and not pays((number[1] or number[2]).replace("_", "")):
-        return "the number of the gold answer alone is not paid"
+        return "the number of the gold answer alone is rejected"
     mirrored = answer[::-1]
     if answer.isascii() and answer.isalpha() and mirrored != answer and pays(mirrored):
         return "the letters of the gold answer are read as a product, so their order does not count"

@@ -83,17 +83,17 @@ def load_kept(
     except (OSError, ValueError, LookupError, TypeError) as error:
         told(f"{path} is damaged ({one_line(error)[:100]}) and is written again")
     else:
-        told(f"data as read and tokenised before, from {path}; remove it to read them anew")
+        told(f"loaded tokenised data from {path}; delete the file to read the data again")
         return data
     data = load()
     if data.attachments is not None or _key(known, files) != key:
         return data  # each start checks the attachments' files, or a file was changed meanwhile
     try:
         _write(path, key, data)
-        told(f"data as read and tokenised are kept in {path} for later starts")
+        told(f"cached tokenised data in {path} for later starts")
         return _read(path, key, renderer_of(config, tokenizer))  # what was in memory is freed
     except (OSError, ReasonError, ValueError, TypeError, OverflowError) as error:
-        logger.warning("data are not kept for later starts: %s", one_line(error)[:200])
+        logger.warning("data was not cached: %s", one_line(error)[:200])
     return data
 
 
@@ -125,8 +125,6 @@ def _known(config: Config, tokenizer: "PreTrainedTokenizerBase", options: Any) -
     backend = getattr(tokenizer, "backend_tokenizer", None)
     vocabulary = tokenizer.get_vocab() if backend is None else backend.to_str()
     tokens = [type(tokenizer).__name__, repr(tokenizer.init_kwargs), vocabulary]
-    if config.held_out_shares:
-        options = [options, config.run.seed]
     made_by = [_own_source(), *map(version, LIBRARIES)]
     template = renderer_of(config, tokenizer).digest
     return hashlib.sha256(orjson.dumps([tree, tokens, made_by, template, options])).digest()

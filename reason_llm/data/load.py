@@ -220,8 +220,8 @@ def renderer_of(config: Config, tokenizer: "PreTrainedTokenizerBase") -> Rendere
         system = system_prompt(section.system_prompt, config.prompting_reward)
     elif section.system_prompt not in ("auto", "none"):
         raise ConfigError(
-            f"data.system_prompt={section.system_prompt!r:.60} needs a chat template, which {path} "
-            "has not; set data.system_prompt=none or data.template"
+            f"data.system_prompt={section.system_prompt!r:.60} needs a chat template, but {path} "
+            "has none; set data.system_prompt=none or data.template"
         )
     has_one = has_one or takes_texts
     template = chat_template(section.template, path, has_one, arguments, section.date)
@@ -396,7 +396,8 @@ class _SetReader:
             first = f"; the first: {data_set.skipped[0]}" if data_set.skipped else ""
             self.fault(
                 DataError(
-                    f"{data_set.source}: no row is left; {data_set.left_out}; ask for less{first}"
+                    f"{data_set.source}: no rows are left ({data_set.left_out}); relax these "
+                    f"filters{first}"
                 )
             )
 
@@ -474,7 +475,7 @@ class _SetReader:
             if (option := self._option_that_reads(data_set, row)) is None:
                 raise
             raise DataError(
-                f"{where}: with the columns {', '.join(map(str, row)):.200} it is no row of "
+                f"{where}: columns {', '.join(map(str, row)):.200} do not match "
                 f"data.form={data_set.form}; set {option}"
             ) from error
         is_number = self.config.score.rewards[0].kind in MATH_REWARDS and self._skips(data_set)
@@ -599,14 +600,14 @@ class _SetReader:
         if letter in (*ascii_uppercase,) and re.search(rf"\b{letter}\b", asked) is None:
             return NOT_LISTED
         if problem.answer.casefold() in ("true", "false"):
-            is_paid = "is" if same_word(problem.answer, asked) else "is not"
-            return f"Yes or No {is_paid} paid for the gold answer True or False"
+            is_accepted = "is" if same_word(problem.answer, asked) else "is not"
+            return f"Yes or No {is_accepted} accepted for the gold answer True or False"
         choice = _CHOICE.match(problem.answer)
         if choice is not None and f"({choice[1]})" not in asked:
             return NOT_LISTED
         if not is_only_text(problem.answer):
             return unpaid(problem.answer, asked)
-        return "the gold answer is no mathematics, so that only the same words are paid"
+        return "the gold answer is not mathematics, so only the same words are accepted"
 
     def _preprocessed(self, where: str, row: Row, function: Callable[..., Any]) -> Row | None:
         """The row as the user's function returns it."""
@@ -674,8 +675,8 @@ class _SetReader:
             for name in row.keys() - kept - self.left_out:
                 self.left_out.add(name)
                 logger.warning(
-                    "%s: column %r holds %.60r, which the rollout buffer, JSON, cannot keep: "
-                    "rewards of TRL's form do not get it; write it as text, a number or a list",
+                    "%s: column %r holds %.60r, which JSON cannot represent: rewards of TRL's "
+                    "form do not get it; write it as text, a number or a list",
                     problem.where,
                     name,
                     row[name],
@@ -706,8 +707,8 @@ class _SetReader:
             if not _is_kept_by_json(there[name]):
                 raise DataError(
                     f"{problem.where}: column {name!r}, which {who} asks for, holds "
-                    f"{there[name]!r:.60}, which the rollout buffer, JSON, cannot keep; write it "
-                    "as text"
+                    f"{there[name]!r:.60}, which JSON cannot represent; write it as text, "
+                    "a number or a list"
                 )
         extra = {name: there[name] for name in dict.fromkeys(extra_columns)}
         return replace(problem, extra=extra, toolset=toolset)

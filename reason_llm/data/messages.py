@@ -112,8 +112,8 @@ def read_talk(where: str, column: str, value: Any, role: str, note: Note) -> Tal
         ):
             if is_trained != trained[-1]:
                 raise DataError(
-                    f"{place} and the call before it are one turn, of which one part is left out "
-                    "of the loss; mark both alike"
+                    f"{place} and the call before it are one turn, of which only one part is "
+                    "masked (weight, train …); mask both or neither"
                 )
             messages[-1]["tool_calls"] += message["tool_calls"]
             continue
@@ -219,7 +219,7 @@ def _message(place: str, column: str, value: Any, note: Note) -> Message:
         if name in MEDIA or name in WEIGHTS:
             raise DataError(
                 f"{place} has {name!r}, which is not supported: the model would learn from the row "
-                "without it; remove it, or leave such rows out by data.preprocess"
+                "without it; remove it, or drop such rows in data.preprocess"
             )
         if name in THOUGHTS and isinstance(member, str):
             message |= dict.fromkeys(THOUGHTS[:2], member)
@@ -251,7 +251,7 @@ def _text_of_parts(place: str, parts: Sequence[Any]) -> str | None:
         if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
             raise DataError(
                 f"{place} has a part of type {kind!r:.40}, which is not supported: the model would "
-                "be asked without it; give rows of text, or leave such rows out by data.preprocess"
+                "be asked without it; give rows of text, or drop such rows in data.preprocess"
             )
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
@@ -337,7 +337,8 @@ def _json_value(place: str, text: str) -> Any:
         check_nesting(found)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{place} has a call with {shown(text)}, which is no JSON ({one_line(error)}); fix it"
+            f"{place} has a call with {shown(text)}, which is not valid JSON ({one_line(error)}); "
+            "fix it"
         ) from error
     return found
 

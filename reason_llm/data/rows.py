@@ -101,7 +101,7 @@ def _read(source: str, split: str, given: Mapping[str, RowSequence]) -> Read:
     if reader is None:
         if path.is_file():
             raise DataError(
-                f"{source} is of no known kind; give a {', '.join(READERS)} file, a data set's "
+                f"{source} is not of a known kind; give a {', '.join(READERS)} file, a data set's "
                 "folder or a Hub id"
             )
         yield from _hub_rows(source, split)
@@ -180,7 +180,7 @@ def _csv_rows(path: Path) -> Read:
             names = [name for name in reader.fieldnames or [] if name]
             if len(set(names)) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
-                raise DataError(f"{path}:1: column {twice!r} stands twice; rename one")
+                raise DataError(f"{path}:1: column {twice!r} occurs twice; rename one")
             for row in reader:
                 where, count = f"{path}:{reader.line_num}", len(reader.fieldnames or [])
                 odd = DataError(f"{where}: not {count} fields as in the header; fix the row")
@@ -445,7 +445,7 @@ def _row_of_texts(text: str) -> Row | None:
 
 def _refuse(constant: str) -> None:
     """Raise ValueError for NaN, Infinity and -Infinity, which Python's json would read."""
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:
@@ -453,7 +453,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Row:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in found if names.count(name) > 1)
-        raise ValueError(f"key {twice!r} stands twice in one object")
+        raise ValueError(f"key {twice!r} occurs twice in one object")
     return found
 
 

@@ -119,8 +119,8 @@ def environment_name(
     name = row.get(ENVIRONMENT)
     if name not in setting:
         raise DataError(
-            f"{where}: column environment={name!r:.80} is no name of sample.environment, which has "
-            f"{', '.join(setting)}; write one of these"
+            f"{where}: column environment={name!r:.80} is not a name of sample.environment, which "
+            f"has {', '.join(setting)}; write one of these"
         )
     return str(name)
 
@@ -130,7 +130,7 @@ def environment_class(where: str) -> type[Any]:
     neither ``step`` nor another public method."""
     cls = load_function(where, "sample.environment")
     if not inspect.isclass(cls):
-        raise ConfigError(f"sample.environment={where} is no class; name one")
+        raise ConfigError(f"sample.environment={where} is not a class; name one")
     if "step" not in dir(cls) and not tool_methods(cls):
         raise ConfigError(
             f"sample.environment={where} has neither a method step(text), which answers what the "

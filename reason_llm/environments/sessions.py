@@ -265,8 +265,8 @@ def _agent(function: Callable[..., Any], where: str) -> Plays:
     """A function of the user's own."""
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(
-            f"sample.environment=agent:{where} is no async function, and would hold up all other "
-            "rollouts; write async def agent(endpoint, row)"
+            f"sample.environment=agent:{where} is not an async function, and would hold up all "
+            "other rollouts; write async def agent(endpoint, row)"
         )
 
     async def play(session: Session, endpoint: Endpoint) -> Any:

@@ -30,7 +30,7 @@ def parsed_source(source: str) -> tuple[str, slice, dict[str, Any]]:
     skip, size = (options.pop(key, usual) for key, usual in (("skip", 0), ("size", TASKS)))
     for key, value in (("skip", skip), ("size", size)):
         if type(value) is not int or value < 0:
-            raise ValueError(f"{key}={value} is no number of tasks; set it to 0 or more")
+            raise ValueError(f"{key}={value} is not a number of tasks; set it to 0 or more")
     return name, slice(skip, skip + size), options
 
 

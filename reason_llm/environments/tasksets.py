@@ -205,8 +205,8 @@ def _conversations(branches: list[Branch], traces: list[Any]) -> dict[str, list[
         kinds = {(trace.agent.trainable, _paid(trace)) for trace in same}
         if len(kinds) > 1 or (not same and len(traces) > 1):
             raise ValueError(
-                "a conversation of this episode is that of no seat, or of two seats that are paid "
-                "differently; let each seat's prompt name the seat"
+                "a conversation of this episode is that of no seat, or of two seats that are "
+                "rewarded differently; let each seat's prompt name the seat"
             )
         owner = min(same or traces, key=lambda trace: len(by_trace[trace.id]))
         by_trace[owner.id].append(branch)

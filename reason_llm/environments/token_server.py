@@ -475,7 +475,7 @@ class TokenServer:
         body = openai_api.body_of(await request.read())
         sampling_params = body.pop("sampling_params", {})
         if not isinstance(sampling_params, dict):
-            raise ValueError(f"sampling_params={sampling_params!r:.100} is no object")
+            raise ValueError(f"sampling_params={sampling_params!r:.100} is not an object")
         params = {name: value for name, value in sampling_params.items() if value is not None}
         if params.get("logprobs", 1) not in (0, 1):
             raise ValueError("logprobs is not offered: only the sampled token's log-prob is known")

@@ -380,7 +380,7 @@ class _Rollout:
                 if number == limit:
                     raise ValueError(f"only {limit} calls of a turn are made")
                 if call is None:
-                    raise ValueError("this call is no JSON object with a name and arguments")
+                    raise ValueError("this call is not a JSON object with a name and arguments")
                 if name not in self.kind.tools:
                     raise ValueError(f"Tool {name} not found.")
                 text = self.environments.call(name, partial(self._use, name, arguments), _text)

@@ -387,5 +387,5 @@ def _finish(
             f"{request.selected_on}: best was selected on these problems, so its score is "
             "optimistic; name other problems with --sets for an unbiased one"
         )
-    watch.line(f"each problem in {log.path}, all of the above in {request.out / 'summary.json'}")
+    watch.line(f"results per problem: {log.path}; summary: {request.out / 'summary.json'}")
     return summary

@@ -87,7 +87,7 @@ def make_request(line: CommandLine) -> Request:
     samples = line.one("k") or "0"
     if not samples.isdecimal() or len(samples) > 4 or int(samples) > 4096:
         raise ConfigError(
-            f"{line.named('k')} {samples:.60} is no number of samples; give one from 0 to 4096"
+            f"{line.named('k')} {samples:.60} is not a number of samples; give one from 0 to 4096"
         )
     out, generate_only = line.one("out"), "generate-only" in line.given
     results = "completions" if generate_only else "evaluation"

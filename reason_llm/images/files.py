@@ -307,7 +307,7 @@ def _of_data_url(where: str, url: str) -> bytes:
     head, _, body = url.partition(",")
     try:
         if not head.endswith(";base64") or len(body) > 2 * MAX_BYTES:
-            raise ValueError("it is no base64, or too long")
+            raise ValueError("it is not base64, or it is too long")
         return base64.b64decode(body, validate=True)
     except ValueError as error:
         raise DataError(f"{where}: image {shown(url)} cannot be read ({error})") from error

@@ -80,7 +80,7 @@ def attach(base: Any, config: AdapterSection, excluded: str | None = None) -> Pe
         if not any(f".{name}".endswith(f".{target}") for name in experts):
             ends = sorted({".".join(name.split(".")[-2:]) for name in experts})
             raise ModelError(
-                f"model.adapter.target_parameters: {target!r} is no weight of experts of "
+                f"model.adapter.target_parameters: {target!r} is not a weight of the experts of "
                 f"{base.config.model_type}, whose are {', '.join(ends) or 'none: it is dense'}"
             )
     if config.target_parameters and config.dropout:
@@ -176,8 +176,8 @@ def find_targets(base: Any, targets: str | list[str]) -> str | list[str]:
         bad = [t for t in targets if not any(f".{name}".endswith(f".{t}") for name in linear)]
     if bad:
         raise ModelError(
-            f"model.adapter.targets={targets!r}: {bad[0]!r} is none of the model's linear layers, "
-            f"which are {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}"
+            f"model.adapter.targets={targets!r}: {bad[0]!r} is not one of the model's linear "
+            f"layers, which are {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}"
         )
     if past := [name for name in names if name.rpartition(".")[2] == unadapted]:
         raise ModelError(
@@ -194,7 +194,7 @@ def matching_names(option: str, pattern: str, names: list[str]) -> list[str]:
         return matching(pattern, names)
     except ValueError as error:
         raise ModelError(
-            f"{option}={pattern!r} is no regular expression that can be searched for ({error}); "
+            f"{option}={pattern!r} is not a regular expression that can be searched for ({error}); "
             "fix it"
         ) from error
 
@@ -314,9 +314,9 @@ def check_layers(folder: Path, layers: Collection[str], base: str) -> None:
     for match in filter(None, map(ADAPTED.fullmatch, stored)):
         if (name := match[1].replace(".base_layer", "")) not in layers:
             raise ModelError(
-                f"{folder / WEIGHTS}: {name} is no layer of {base} as Transformers and vLLM load "
-                "it, and vLLM would serve the base without the adapter; name the model that it was "
-                "trained on with --base, or train it again over this one"
+                f"{folder / WEIGHTS}: {name} is not a layer of {base} as Transformers and vLLM "
+                "load it, and vLLM would serve the base without the adapter; name the model that "
+                "it was trained on with --base, or train it again over this one"
             )
 
 
@@ -402,8 +402,8 @@ def read_config(folder: Path) -> LoraConfig:
         odd.append("init_lora_weights")
     if odd:
         raise ModelError(
-            f"{folder} is no plain LoRA adapter: {odd[0]}={options.get(odd[0])!r}; merge it with "
-            "the library that made it"
+            f"{folder} is not a plain LoRA adapter: {odd[0]}={options.get(odd[0])!r}; merge it "
+            "with the library that made it"
         )
     return config
 

@@ -63,7 +63,7 @@ def check(path: str, *names: str, runs: bool = False) -> bool:
         or any(folder.parent.glob("*/resolved_config.yaml"))  # a run's name that is misspelt
     )
     if looks_local and not folder.is_dir():
-        problem = "is no folder" if folder.exists() else f"does not exist{_near(path)}"
+        problem = "is not a folder" if folder.exists() else f"does not exist{_near(path)}"
         raise ModelError(
             f"model.path={path} {problem}; give a folder with a model, or a Hub id such as org/name"
         )
@@ -71,14 +71,14 @@ def check(path: str, *names: str, runs: bool = False) -> bool:
         for name in names:
             if not (folder / name).is_file():
                 raise ModelError(
-                    f"model.path={path} is no folder with a model: {name} is missing; save it "
+                    f"model.path={path} is not a folder with a model: {name} is missing; save it "
                     "there, or name another folder"
                 )
         check_written(folder, lambda name: not _is_weights(name))
         _check_files(folder)
     elif constants.HF_HUB_OFFLINE and not cached(path, "config.json"):
         raise ModelError(
-            f"model.path={path:.200} is no folder here, and HF_HUB_OFFLINE is set but the Hub's "
+            f"model.path={path:.200} is not a folder here, and HF_HUB_OFFLINE is set but the Hub's "
             f"cache does not hold it{_near(path)}; unset HF_HUB_OFFLINE, or give a folder"
         )
     elif not cached(path, "config.json") and (refusal := hub_refusal(path, "config.json")):
@@ -104,7 +104,7 @@ def _check_files(folder: Path) -> None:
     """No FIFO, no device and no JSON that is damaged, huge or absurd."""
     for file in sorted(folder.iterdir()):
         if file.exists() and not file.is_file() and not file.is_dir():
-            raise ModelError(f"model.path={folder}: {file.name} is no regular file; remove it")
+            raise ModelError(f"model.path={folder}: {file.name} is not a regular file; remove it")
         if file.suffix == ".json":
             check_json(file)
 

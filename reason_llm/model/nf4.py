@@ -102,8 +102,8 @@ def check(model: Any, path: str) -> None:
     if adapters.expert_weights(model):
         raise ModelError(
             f"model.quantize=nf4: {path} ({model.config.model_type}) is a mixture, and the weights "
-            "of its experts are no linear layers, which would stay as they are; set model.quantize "
-            "to none"
+            "of its experts are not linear layers, so they would stay as they are; set "
+            "model.quantize to none"
         )
     if not any(can_pack(module) and module is not head for module in model.modules()):
         raise ModelError(

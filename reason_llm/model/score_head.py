@@ -46,8 +46,8 @@ def check(folder: Path, width: int) -> None:
     as ``load``."""
     if not (folder / FILE).exists():
         raise ModelError(
-            f"{folder} holds no {FILE}: it is no reward model; name the folder adapter of a run of "
-            "stage reward"
+            f"{folder} holds no {FILE}: it is not a reward model; name the folder adapter of a run "
+            "of stage reward"
         )
     load(make(width, torch.device("cpu"), bias=True), folder)
 

@@ -54,7 +54,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
             spelled = tokenizer.decode(tokenizer.encode(PROBE, add_special_tokens=False))
         limit = tokenizer.model_max_length
         if not isinstance(limit, int | float) or not limit > 0:
-            raise ValueError(f"model_max_length={limit!r:.60} is no number of tokens")
+            raise ValueError(f"model_max_length={limit!r:.60} is not a number of tokens")
     # A damaged tokenizer may load without an error, and only its texts show it.
     is_same = "".join(spelled.split()).casefold() == "".join(PROBE.split()).casefold()
     if not is_same or len(spelled.split()) < len(PROBE.split()):
@@ -85,7 +85,7 @@ def _read(path: str, name: str) -> dict[str, Any]:
     file = cached_file(path, name, _raise_exceptions_for_missing_entries=False)
     value = {} if file is None else json.loads(read_bounded(Path(file), folder.MAX_JSON_BYTES))
     if not isinstance(value, dict):
-        raise ValueError(f"{name} is no JSON object")
+        raise ValueError(f"{name} is not a JSON object")
     return value
 
 

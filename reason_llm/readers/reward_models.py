@@ -134,8 +134,8 @@ def _checked(
     folder = options.path
     if not folder.is_dir():
         raise ConfigError(
-            f"score.rewards: path={folder} of the reward model {key} is no folder; name a reward "
-            "run's adapter/, or a folder with a sequence-classification model"
+            f"score.rewards: path={folder} of the reward model {key} is not a folder; name a "
+            "reward run's adapter/, or a folder with a sequence-classification model"
         )
     described = _described(key, folder)
     if options.is_outside:

@@ -224,7 +224,7 @@ class TeacherService(_Teacher, OutsideReader):
                 f"its answer has no prompt_logprobs of the {row.num_tokens} tokens of {row.name}"
             ) from error
         if not all(math.isfinite(logprob) and logprob <= 1e-3 for logprob in logprobs):
-            raise ValueError(f"its answer has something that is no log-prob, for {row.name}")
+            raise ValueError(f"its answer has a value that is not a log-prob, for {row.name}")
         return torch.tensor(logprobs)
 
 

@@ -59,7 +59,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Members that have one meaning which is that of leaving them out."""
 _WHOLE = "send the whole conversation as input"
-_MASK = "a mask over tokens is no part of what the learner scores; ask for JSON in the prompt"
+_MASK = "a mask over tokens is not part of what the learner scores; ask for JSON in the prompt"
 _WHY = {
     "response_format": _MASK, "text": _MASK, "previous_response_id": _WHOLE, "conversation": _WHOLE,
     "top_logprobs": "only the sampled token's log-prob is known",
@@ -130,7 +130,7 @@ def draw_of(body: Members) -> Draw:
                 options["max_tokens"] = record_from_json(Limit, body[name])
             except ValueError:
                 raise ValueError(
-                    f"{name}={body[name]!r:.100} is no number of tokens; give 1 or more"
+                    f"{name}={body[name]!r:.100} is not a number of tokens; give 1 or more"
                 ) from None
     return record_from_json(Draw, options)
 
@@ -224,7 +224,7 @@ def response_request(body: Members, section: SampleSection) -> ChatRequest:
 def _dicts(body: Members, name: str) -> list[dict[str, Any]]:
     items = body.get(name, [])
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise ValueError(f"{name}={items!r:.100} is no list of objects")
+        raise ValueError(f"{name}={items!r:.100} is not a list of objects")
     return items
 
 

@@ -300,7 +300,7 @@ def _first_choice(body: bytes) -> _Choice:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
         raise ValueError(
-            f"the judge's answer is no chat completion ({where}: {first['msg']}): "
+            f"the judge's answer is not a chat completion ({where}: {first['msg']}): "
             f"{printable(body[:80].decode(errors='replace'))}"
         ) from error
 

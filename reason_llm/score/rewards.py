@@ -414,7 +414,7 @@ def _regex(options: RegexOptions, context: Context) -> Reward:
         pattern = regex.compile(options.pattern, regex.DOTALL)
     except regex.error as error:
         raise ConfigError(
-            f"score.rewards: regex's pattern {options.pattern!r} is no regular expression "
+            f"score.rewards: regex's pattern {options.pattern!r} is not a regular expression "
             f"({error}); fix it"
         ) from error
 

@@ -273,7 +273,7 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
             continue
         if held is None or torch.as_tensor(held).shape != value.shape:
             kind = type(optimizer).__name__
-            raise ValueError(f"{key!r} of shape {list(value.shape)} is no state of {kind}")
+            raise ValueError(f"{key!r} of shape {list(value.shape)} is not a state of {kind}")
         if _is_paged(held):  # an ordinary tensor in its place would not be paged
             held.copy_(value)
         else:

@@ -182,7 +182,7 @@ def test_what_is_typed_is_a_message_or_a_command(
         "/seed null": "seed null\n",
         "/system Be brief.": "Be brief.\n",
         "/system none": "there is no system prompt\n",
-        "/tempreature 1": "/tempreature is no command; /help lists them\n",
+        "/tempreature 1": "unknown command /tempreature; /help lists the commands\n",
         "/help": f"{HELP}\n",
         EOFError: "\n",
     }
@@ -237,7 +237,7 @@ def test_a_wrong_option_is_one_line(options: dict[str, str], message: str) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"use_dora": True}, "no plain LoRA adapter: use_dora=True"),
+        ({"use_dora": True}, "not a plain LoRA adapter: use_dora=True"),
         ({"r": 4}, "is damaged or no adapter of"),
         ({"monteclora_config": {"a": 1}}, "adapter_config.json cannot be read"),
         (None, "adapter_config.json cannot be read"),

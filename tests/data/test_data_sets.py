@@ -106,7 +106,7 @@ def test_filters_count_what_they_leave_out(form: str, tmp_path: Path, of_form: L
     assert data.contamination_warning() is None
     assert len(data.held_out_prompts) == 1
     assert of_form(form, train).sizes == [5]
-    with pytest.raises(DataError, match=r"no row is left; left out: 5 by data\.max_prompt_tokens"):
+    with pytest.raises(DataError, match=r"rows are left \(left out: 5 by data\.max_prompt_tokens"):
         of_form(form, train, data__max_prompt_tokens=2)
 
 

@@ -195,7 +195,7 @@ BAD = [
     (read_preference, {"prompt": [U], "chosen": [U, A], "rejected": [U, B]}, "'chosen' is"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": None}, "'margin'"),
     (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": "inf"}, "'margin'"),
-    (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": -1}, "exchange"),
+    (read_preference, {"prompt": "Q", "chosen": "A", "rejected": "B", "margin": -1}, "swap the"),
     (read_labelled, {"prompt": "Q", "completion": "A"}, "columns 'label', 'kto_tag'"),
     *[
         (read, {"prompt": "Q", "completions": ["A", "B"], "labels": [True, False]},
@@ -204,7 +204,7 @@ BAD = [
     ],
     *[
         (read_labelled, {"prompt": "Q", "completion": "A", "label": label},
-         "'label' is .* expected true or false, for which")
+         "'label' is .* expected true or false \\(1, or 0")
         for label in (None, "yes", [True], {}, float("nan"), 10**400, "", 0.25, 5, "-0.5")
     ],
 ]  # fmt: skip

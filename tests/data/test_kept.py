@@ -99,9 +99,9 @@ def test_kept_data_are_those_that_were_read(
     assert content(load(config, lines)) == expected
     again = load(config, lines)
     assert content(again) == expected
-    assert [line.split(", from")[0].split(" in /")[0] for line in lines] == [
-        "data as read and tokenised are kept",
-        "data as read and tokenised before",
+    assert [line.split(" /")[0] for line in lines] == [
+        "cached tokenised data in",
+        "loaded tokenised data from",
     ]
     assert content(pickle.loads(pickle.dumps(again))) == expected
     (file,) = home.iterdir()
@@ -118,7 +118,7 @@ def test_columns_of_rewards_are_kept(asked: Callable[..., Config]) -> None:
     for _ in range(2):
         data = load(config, lines, extra_columns=["level"])
         assert [each.extra for each in data.prompts] == [{"level": row["level"]} for row in rows]
-    assert "before" in lines[1]
+    assert "loaded tokenised data" in lines[1]
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -142,7 +142,7 @@ def test_a_damaged_file_is_made_again(
     file.write_bytes(damage(whole))
     assert content(load(config, lines)) == expected
     assert "is damaged" in lines[1]
-    assert "are kept" in lines[2]
+    assert "cached tokenised data" in lines[2]
     assert file.read_bytes() == whole
 
 
@@ -153,7 +153,7 @@ def test_other_rows_or_options_are_read_anew(asked: Callable[..., Config], home:
     changed = asked(ROWS).with_options({"data.limit": 7})
     assert len(load(changed, lines).prompts) == 7
     load(asked(ROWS).with_options({"run.name": "another", "train.learning_rate": 1e-4}), lines)
-    assert "before" in lines[-1]
+    assert "loaded tokenised data" in lines[-1]
 
 
 def test_rows_of_user_code_are_never_kept(
@@ -177,7 +177,7 @@ def test_the_folder_is_bounded(
         load(asked(ROWS[:count]), lines)
     assert len([*home.iterdir()]) == 2
     load(asked(ROWS[:30]), lines)
-    assert "before" in lines[-1]
+    assert "loaded tokenised data" in lines[-1]
 
 
 def test_a_share_of_the_training_set_is_held_out(asked: Callable[..., Config]) -> None:

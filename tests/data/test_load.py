@@ -43,13 +43,13 @@ def lines(folder: Path, *rows: Any) -> Path:
 
 
 ODD_LINES = {
-    r'{"question": "a", "answer": "1", "answer": "2"}': "key 'answer' stands twice",
-    r'{"a": "\\", "a": "\\"}': "key 'a' stands twice",
-    r'{"a": "\"", "a": "1"}': "key 'a' stands twice",
+    r'{"question": "a", "answer": "1", "answer": "2"}': "key 'answer' occurs twice",
+    r'{"a": "\\", "a": "\\"}': "key 'a' occurs twice",
+    r'{"a": "\"", "a": "1"}': "key 'a' occurs twice",
     r'{"a": "\ud800"}': "surrogates not allowed",
     r'{"a": "b"} {}': "Extra data",
     '{"a": "\x01"}': "Invalid control character",
-    r'{"a": NaN}': "NaN is no JSON",
+    r'{"a": NaN}': "NaN is not valid JSON",
     r'{"a": "b"': "delimiter",
 }
 
@@ -228,7 +228,7 @@ def test_gold_answer_takes_the_last_mark() -> None:
             "'messages'",
         ),
         ('{"question": "a\\ud800", "answer": "1"}\n', ":1", "surrogates"),
-        ('{"question": "a", "answer": NaN}\n', ":1", "NaN is no JSON"),
+        ('{"question": "a", "answer": NaN}\n', ":1", "NaN is not valid JSON"),
         ("[" * 100_000 + "\n", ":1", "not valid JSON"),
         (f'{{"question": {"[" * 64 + "]" * 64}}}\n', ":1", "64 levels"),
         ("\n\n", "rows.jsonl", "no rows"),
@@ -331,7 +331,7 @@ def test_the_private_tests_of_livecodebench_count(tmp_path: Path, load: Callable
         ({"prompt": "Q", "answer": "7"}, "lacks tests"),
         ({"prompt": "Q", "input_output": ""}, "the row lacks tests, 'input_output' is empty; it"),
         ({"prompt": "Q", "tests": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
-        ({"prompt": "Q", "test": "assert f(1"}, "no valid Python"),
+        ({"prompt": "Q", "test": "assert f(1"}, "is not valid Python"),
         ({"prompt": "Q", "tests": {"inputs": [1], "outputs": ["2"]}}, "'tests': 'inputs', case 1"),
         (
             {"prompt": "Q", "test": f"class Test(TestCase):\n def test_f(self): {EQUAL}"},
@@ -428,7 +428,7 @@ def test_a_custom_reward_s_column_must_outlive_the_buffer(
         pyarrow.parquet.write_table(table, path)
     config = small_run(data__train=str(path))
     if not is_kept:
-        with pytest.raises(DataError, match=r"1: column 'unit'.* cannot keep; write it as text"):
+        with pytest.raises(DataError, match=r"1: column 'unit'.* represent; write it as text"):
             load_data(config, tokenizer, 4000, extra_columns=["unit"])
         return
     found = load_data(config, tokenizer, 4000, extra_columns=["unit"]).prompts

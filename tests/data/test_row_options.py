@@ -69,7 +69,7 @@ def test_bad_rows_are_skipped_counted_and_shown(
     with pytest.raises(DataError, match="does not exist"):
         read(data__train=str(tmp_path / "none.jsonl"), data__on_bad_row="skip")
     none = lines(tmp_path / "none_good.jsonl", *bad)
-    with pytest.raises(DataError, match=r"no row is left; left out: 4 by .*the first: .*:1: not"):
+    with pytest.raises(DataError, match=r"rows are left \(left out: 4 by .*the first: .*:1: not"):
         read(data__train=none, data__on_bad_row="skip")
 
 

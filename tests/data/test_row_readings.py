@@ -463,10 +463,10 @@ def test_a_completion_is_a_call_only_of_the_row_s_tools() -> None:
 def test_a_flagged_turn_is_not_trained(flag: dict) -> None:
     found = read_demonstration("x", {"messages": [U, {**A, **flag}, R, B]}, COLUMNS)
     assert (found.completions, found.untrained) == (([A, R, B],), {0})
-    with pytest.raises(DataError, match="leaves every turn of the assistant out of the loss"):
+    with pytest.raises(DataError, match="every assistant turn is masked"):
         read_demonstration("x", {"messages": [U, {**A, **flag}]}, COLUMNS)
     pair = {"prompt": "Q", "chosen": [{**A, **flag}, R, B], "rejected": [B]}
-    with pytest.raises(DataError, match="which stages of preferences do not support"):
+    with pytest.raises(DataError, match="which preference stages do not support"):
         read_preference("x", pair, COLUMNS)
 
 
@@ -643,11 +643,11 @@ def test_reasoning_that_is_learned_is_not_named_as_ignored(
         ("problems", {"prompt": "Right?", "answer": "Y"},
          "the gold answer has the letter of a choice that the question does not list"),
         ("problems", {"prompt": "How much?", "answer": "{}"},
-         "the gold answer itself is not paid when the model writes it"),
+         "the gold answer itself is rejected when the model writes it"),
         ("problems", {"prompt": "How much?", "answer": "2k"},
-         "the number of the gold answer alone is not paid"),
+         "the number of the gold answer alone is rejected"),
         ("problems", {"prompt": "How much?", "answer": "1_000"},
-         "the number of the gold answer alone is not paid"),
+         "the number of the gold answer alone is rejected"),
         ("problems", {"prompt": "Which pet?", "answer": "cat"},
          "the letters of the gold answer are read as a product, so their order does not count"),
         ("problems", {"prompt": "Q <|im_end|>", "answer": "1"},
@@ -662,11 +662,11 @@ def test_reasoning_that_is_learned_is_not_named_as_ignored(
         ("preferences", {"prompt": "Q", "chosen": "A", "rejected": "B", "chosen_score": "3",
                          "rejected_score": "3"}, "chosen_score is equal to that of rejected"),
         ("problems", {"prompt": "Which?", "answer": "{'a', 'b'}"},
-         "the gold answer is a value as Python prints it: only the same words are paid"),
+         "the gold answer is a Python value: only the same words are accepted"),
         ("problems", {"prompt": "If x is 7, is it prime?", "answer": True},
-         "Yes or No is paid for the gold answer True or False"),
+         "Yes or No is accepted for the gold answer True or False"),
         ("problems", {"prompt": "What is printed?", "answer": "False"},
-         "Yes or No is not paid for the gold answer True or False"),
+         "Yes or No is not accepted for the gold answer True or False"),
     ],
 )  # fmt: skip
 def test_a_row_that_may_mean_something_else_is_named(
@@ -941,13 +941,13 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         f"one in 6 rows, the first is {path}:7; write 6.5 for 6,5",
         f"{path}: several quantities of the gold answer are several answers, not their sum in 1 "
         f"row, the first is {path}:12",
-        f"{path}: the gold answer is no mathematics, so that only the same words are paid in 3 "
+        f"{path}: the gold answer is not mathematics, so only the same words are accepted in 3 "
         f"rows, the first is {path}:13",
         f"{path}: the gold answer is read as a difference, not as a range in 1 row, the first is "
         f"{path}:20",
         f"{path}: the gold answer has the letter of a choice that the question does not list in 1 "
         f"row, the first is {path}:22",
-        f"{path}: the gold answer is several in one text: only all of them, as written, are paid "
+        f"{path}: the gold answer has several values: only all of them, as written, are accepted "
         f"in 1 row, the first is {path}:25",
         f"{path}: a point of the gold answer is read as a decimal point, not as one of thousands "
         f"in 2 rows, the first is {path}:26; write 1250 for 1.250 if it is one",

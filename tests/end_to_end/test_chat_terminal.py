@@ -153,7 +153,7 @@ def test_typed_to_answered_and_switched(terminal: Terminal, run_folder: Path) ->
     asked = terminal.wait("base> ", times=5)
     assert "base> What is\n3 + 4?\n" in asked  # pasted lines are one message
     terminal.type("/tempreature 1")
-    terminal.wait("/tempreature is no command; /help lists them")
+    terminal.wait("unknown command /tempreature; /help lists the commands")
     terminal.wait_until(is_asking, "a prompt")
     terminal.type("/max_new_tokens 4000")
     terminal.wait("max_new_tokens 4000", times=2)

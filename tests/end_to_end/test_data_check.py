@@ -54,7 +54,7 @@ def test_what_a_clean_check_tells(tmp_path: Path, call: Call) -> None:
         },
     )
     assert (code, errors) == (2, "")  # nothing is left of b.jsonl
-    assert f"{other}: no row is left; left out: 2 by data.deduplicate" in shown
+    assert f"{other}: no rows are left (left out: 2 by data.deduplicate" in shown
     code, shown, errors = call(
         {"train": sources, "system_prompt": "none", "template": "plain_chat"},
         eval={"sets": {"x": str(tmp_path / "c.jsonl")}},
@@ -207,7 +207,7 @@ def test_rows_of_another_stage_name_what_reads_them(
 def test_held_out_rows_to_learn_from_are_sent_to_eval_rows(tmp_path: Path, call: Call) -> None:
     train = lines(tmp_path / "a.jsonl", {"messages": TALK})
     code, shown, _ = call({"train": train, "form": "demonstrations", "eval": train})
-    assert (code, "a.jsonl:1: with the columns messages it is no row of data.form=problems; "
+    assert (code, "a.jsonl:1: columns messages do not match data.form=problems; "
             "set eval.rows in the place of data.eval" in shown) == (2, True)  # fmt: skip
 
 
@@ -393,4 +393,4 @@ def test_code_rows_are_checked_without_a_sandbox(
     code, shown, errors = call({"train": source}, score={"rewards": rewards})
     assert (code, errors) == (2, "")
     assert "2 rows, 1 taken" in shown
-    assert "no valid Python" in shown
+    assert "is not valid Python" in shown

@@ -249,7 +249,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
         ["--compare base is the model itself; name another, such as a run's folder"],
     ),
     "no such run": (lambda run: [str(run.parent / "maid")], ["no run", "maid", "made?"]),
-    "no folder": (lambda run: [str(TEST_SET)], ["arithmetic_test.jsonl is no folder"]),
+    "no folder": (lambda run: [str(TEST_SET)], ["arithmetic_test.jsonl is not a folder"]),
     "a folder of runs": (lambda run: [str(run.parent)], ["config.json is missing"]),
     "another option of this script": (lambda run: [str(run), "--comapre", "base"], ["--compare?"]),
     "no adapter": (
@@ -346,7 +346,7 @@ def test_in_the_run_s_own_folder_a_finished_evaluation_gives_way(
     assert call(*asked)[0] == 0
     code, shown, _ = call(*asked, "--k", "1")
     assert code == 0
-    assert "was moved aside to" in shown
+    assert "was renamed to" in shown
     assert [len(row["samples"]) for row in rows(run / "evaluation")] == [1] * 5
     assert [len(row["samples"]) for row in rows(run / "evaluation.old-1")] == [0] * 5
     (run / "evaluation" / "summary.json").unlink()  # as if it had not come to its end

@@ -95,7 +95,9 @@ def test_the_export_is_the_policy(
     learned = parity.Gap.between(ours, parity.logprobs(base, rollouts, 1.0))
     assert gap.largest < most
     assert learned.mean > 10 * gap.mean
-    assert f"parity with base plus adapter in {dtype}: largest" in shown
+    assert f"log-prob difference to base plus adapter in {dtype}: max" in shown
+    assert "effect of the adapter: max" in shown
+    assert f"{dtype} rounding changed the learned effect by " in shown
     question = [{"role": "user", "content": "What is 3 + 4?"}]
     mine, theirs = (AutoTokenizer.from_pretrained(path) for path in (out, TINY))
     assert mine.apply_chat_template(question) == theirs.apply_chat_template(question)

@@ -275,7 +275,7 @@ def write(name: str, **changes: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (shutil.rmtree, "is no folder"),
+        (shutil.rmtree, "is not a folder"),
         (lambda f: (f / "score.safetensors").unlink(), "no score.safetensors"),
         (write("adapter_config.json", base_model_name_or_path="org/other"), "over org/other"),
         (write("reward.json", base="0" * 16), "another digest of the base's config"),

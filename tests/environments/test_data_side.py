@@ -39,7 +39,7 @@ def function(): ...
 def test_a_class_is_an_environment_by_its_methods(tmp_path: Path) -> None:
     (path := tmp_path / "its.py").write_text(SOURCE)
     for name, told in (
-        ("function", "is no class; name one"),
+        ("function", "is not a class; name one"),
         ("Mute", "has neither a method step(text), which answers what the model writes, nor"),
         ("Still", "has no method reset; add it: reset(**row) gives a text or None"),
     ):

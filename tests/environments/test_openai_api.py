@@ -119,7 +119,7 @@ def test_a_conversation_of_responses_goes_on_from_the_ids_so_far(direct: Any) ->
     assert cut["incomplete_details"] == {"reason": "max_output_tokens"}
     for body, says in (
         ({"previous_response_id": "x"}, "send the whole conversation"),
-        ({"text": {"format": {"type": "json_schema"}}}, "a mask over tokens is no part of what"),
+        ({"text": {"format": {"type": "json_schema"}}}, "a mask over tokens is not part of what"),
         ({"tools": [{"type": "web_search"}]}, "give functions"),
         ({"reasoning": {"effort": "high"}}, "reasoning={'effort': 'high'} is not offered"),
         ({"input": [{"type": "computer_call"}]}, "computer_call"),

@@ -435,7 +435,7 @@ def test_the_server_takes_and_refuses() -> None:
             (GENERATE, {"token_ids": [1] * 100}, 400, "no room in the context of 100"),
             (GENERATE, b"[" * 100_000, 400, ""),
             (GENERATE, b" " * (100 << 20), 413, f"{openai_api.MAX_BYTES:,} bytes"),
-            (CHATS, {"messages": said, "max_tokens": -100}, 400, "max_tokens=-100 is no number"),
+            (CHATS, {"messages": said, "max_tokens": -100}, 400, "max_tokens=-100 is not a number"),
             ("/v1/embeddings", {"input": "a"}, 404, "POST /v1/embeddings is not offered; there is"),
         ]:  # fmt: skip
             refused = opened.ask(path, body)
@@ -818,7 +818,7 @@ def test_a_source_names_tasks_and_options() -> None:
     assert parsed_source(source) == ("arena", slice(30, 34), options)
     assert parsed_source("verifiers:arena") == ("arena", slice(0, 2000), {})
     for wrong in ("size=abc", "size=-1", "skip=1.5", "skip=true"):
-        with pytest.raises(ValueError, match=r"is no number of tasks; set it to 0 or more"):
+        with pytest.raises(ValueError, match=r"is not a number of tasks; set it to 0 or more"):
             parsed_source(f"verifiers:arena?{wrong}")
 
 

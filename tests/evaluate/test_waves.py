@@ -146,7 +146,7 @@ def test_a_request_says_what_is_asked_and_where_it_is_kept(
     (path := tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
     values = {} if k is None else {"k": [k]}
     if number is None:
-        with pytest.raises(ConfigError, match="is no number of samples; give one from 0 to 4096"):
+        with pytest.raises(ConfigError, match="is not a number of samples; give one from 0"):
             make_request(CommandLine(str(path), {}, set(), values))
         return
     found = make_request(CommandLine(str(path), {"eval.limit": 3}, set(), values))

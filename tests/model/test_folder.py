@@ -105,7 +105,7 @@ def test_an_adapter_in_the_folder_is_not_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
-        (lambda f: os.mkfifo(f / "special_tokens_map.json"), "no regular file"),
+        (lambda f: os.mkfifo(f / "special_tokens_map.json"), "is not a regular file"),
         (lambda f: (f / "extra.json").write_text("[" * 99999), "extra.json cannot be read"),
         (lambda f: (f / "tokenizer.json").write_text("{" * 7), "tokenizer.json cannot be read"),
         (

@@ -63,9 +63,7 @@ def test_a_data_set_that_is_not_reached_is_asked_for_once(
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    told = (
-        r"gsm8kk:main is no folder here, and the Hub cannot be asked .* \(did you mean openai/gsm8k"
-    )
+    told = r"gsm8kk:main is not a folder here, and the Hub cannot be .* \(did you mean openai/gsm8k"
     with pytest.raises(DataError, match=told):
         list(read_rows("openai/gsm8kk:main", "train"))
     assert 0 < len(asked) <= 2

@@ -128,7 +128,7 @@ def test_an_adapter_under_the_names_of_another_class_is_refused(
     for request, said in (
         (
             replace(whole, out=tmp_path / "no"),
-            r"model\.layers\.\d\S+ is no layer of .*serve the base",
+            r"model\.layers\.\d\S+ is not a layer of .*serve the base",
         ),
         (
             replace(whole, out=tmp_path / "no", adapter_only=False),

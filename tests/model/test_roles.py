@@ -53,7 +53,7 @@ def test_an_adapter_of_another_base_is_refused(fresh: Model, tmp_path: Path) -> 
         adapters.save_file(tensors, str(folder / "adapter_model.safetensors"))
         with pytest.raises(ModelError, match="name the model that it was trained on"):
             model.add_role("teacher", folder)
-        with pytest.raises(ModelError, match=r"holds no score\.safetensors: it is no reward model"):
+        with pytest.raises(ModelError, match=r"no score\.safetensors: it is not a reward model"):
             score_head.check(folder, 192)
         score_head.save(score_head.state(score_head.make(192, model.device, bias=False)), folder)
         score_head.check(folder, 192)

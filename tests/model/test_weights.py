@@ -159,7 +159,9 @@ def test_every_command_takes_what_it_keeps(
     code, out, error = script(
         "export.py", run, "--out", tmp_path / "exported", "--dtype", "float32"
     )
-    assert code == 0 and "parity with the run's model in float32: largest 0, mean 0" in out, error
+    assert (
+        code == 0 and "log-prob difference to the run's model in float32: max 0, mean 0" in out
+    ), error
     code, _, error = script("export.py", run, "--adapter-only", "--out", tmp_path / "other")
     assert code == 2 and "which trained all weights; leave it out" in error
     for path in (run / "model", tmp_path / "exported"):

@@ -87,7 +87,7 @@ def test_what_was_not_finite_is_left_out(tmp_path: Path) -> None:
     assert found.keys() == {"step", "sample/x", "time/total_seconds"}
     MetricsLog(tmp_path, 1, 0.0)  # and a run goes on over it
     log.path.write_bytes(b'{"step": 0, "score/reward": "high"}\n')
-    with pytest.raises(DataError, match="something that is no number"):
+    with pytest.raises(DataError, match="a value that is not a number"):
         log.records()
 
 

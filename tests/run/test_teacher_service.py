@@ -135,8 +135,8 @@ def spoilt(change: Callable[[list[Any]], Any]) -> Callable[[dict[str, Any], list
         (lambda told: None, "no prompt_logprobs of the"),
         (lambda told: [None] * len(told), "no prompt_logprobs of the"),
         (lambda told: [{"1": {"logprob": -1}} for _ in told], "no prompt_logprobs of the"),
-        (lambda told: [p and {k: {"logprob": 2.0} for k in p} for p in told], "is no log-prob"),
-        (lambda told: [p and {k: {"logprob": math.nan} for k in p} for p in told], "no "),
+        (lambda told: [p and {k: {"logprob": 2.0} for k in p} for p in told], "is not a log-prob"),
+        (lambda told: [p and {k: {"logprob": math.nan} for k in p} for p in told], "not a"),
         (lambda told: [*told, "x" * 2_000_000], "answer exceeds 0.0"),
     ],
 )

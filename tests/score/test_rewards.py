@@ -615,7 +615,7 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
         ({"name": "boxd"}, r"'boxd'.*boxed, think_answer_tags"),
         ({"name": "boxed", "options": {"x": 1}}, r"option 'x' of boxed.*its options: equality"),
         ({"name": "soft_overlong", "options": {"cache_tokens": 101}}, "max_new_tokens=100; lower"),
-        ({"name": "regex", "options": {"pattern": "("}}, r"'\(' is no regular expression"),
+        ({"name": "regex", "options": {"pattern": "("}}, r"'\(' is not a regular expression"),
         ({"name": "repetition_penalty", "options": {"penalty": 0.1}}, "option 'penalty'"),
         ({"name": "cosine", "options": {"correct": [math.inf, 0]}}, "option 'correct.0'"),
         ({"name": "cosine", "options": {"wrong": [0, math.nan]}}, "option 'wrong.1'"),

@@ -95,7 +95,7 @@ def test_a_state_of_other_parameters_is_refused(key: str) -> None:
     optimizer = optim.make_optimizer(
         [torch.nn.Parameter(torch.zeros(n)) for n in (2, 3)], TrainSection()
     )
-    said = "belongs to none of 2 parameters" if key[0] in "2x" else r"of shape \[4\] is no state of"
+    said = "belongs to none of 2 parameters" if key[0] in "2x" else r"of shape \[4\] is not a state"
     with pytest.raises(ValueError, match=said):
         optim.load_state_tensors(optimizer, {key: torch.zeros(4)})
 

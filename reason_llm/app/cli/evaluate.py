@@ -44,7 +44,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
         "out": Value(
             "FOLDER",
             "folder of the results (default: runs/NAME/evaluation; another finished evaluation "
-            "there is moved aside)",
+            "there is renamed)",
         ),
     }
     what = ("RUN|CONFIG|MODEL", "a run's folder, a config.yaml, or a model's folder or Hub id")

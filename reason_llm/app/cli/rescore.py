@@ -11,9 +11,9 @@ Train on it with: {train} CONFIG.yaml --from-buffer FILE"""
 def run(program: str, arguments: Sequence[str]) -> None:
     """Run the command."""
     from reason_llm.app.console import Console
-    from reason_llm.config import WITHOUT_CONFIG, Parser, command, read_command_line
+    from reason_llm.config import WITHOUT_CONFIG, Parser, read_command_line
 
-    train = command("train")
+    train = program.replace("rescore", "train")  # called as this command is
     usage = "BUFFER [CONFIG.yaml] [--out FILE] [--accept-edited] [--section.key value ...]"
     parser = Parser(program, DESCRIPTION.format(train=train), usage)
     parser.epilog = f"All options of {train} are accepted; score and algorithm are used."

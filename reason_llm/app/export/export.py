@@ -291,12 +291,19 @@ def _merge(request: ExportRequest, job: _CheckedExport, target: Path, console: C
     rollouts = _compared(job, job.rollouts, "rollouts", dtype, console)
     temperature = job.config.sample.temperature if job.config is not None else 1.0
     result = parity.check_parity(job.base_folder, job.adapter, target, rollouts, dtype, temperature)
-    policy = "base plus adapter" if job.merged[1] is not None else "the run's model"
+    is_adapter = job.merged[1] is not None
+    policy, cause = (
+        ("base plus adapter", "the adapter") if is_adapter else ("the run's model", "training")
+    )
     console.line(
-        f"parity with {policy} in {request.dtype}: {result.gap}; its own effect: {result.learned}"
+        f"log-prob difference to {policy} in {request.dtype}: {result.gap}; effect of {cause}: "
+        f"{result.learned}"
     )
     result.check(dtype)
-    lost = f"lost in rounding, of what was learned: {result.lost:.1%} +- {result.lost_error:.1%}"
+    lost = (
+        f"{request.dtype} rounding changed the learned effect by {-result.lost:+.1%} ± "
+        f"{result.lost_error:.1%}"
+    )
     finer = "" if dtype == torch.float32 else "--dtype float32 or "
     unknown = (
         "the check cannot tell whether the adapter was merged: its effect on these rollouts is "
@@ -327,7 +334,7 @@ def _merge_reward_model(
     )
     (target / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
     result = reward_model.check_scores(job.base_folder, job.adapter, target, rows, dtype)
-    console.line(f"parity with base, adapter and head in {request.dtype}: {result.gap}")
+    console.line(f"score difference to base, adapter and head in {request.dtype}: {result.gap}")
     result.check(dtype)
     if (described := job.adapter / SCALE).is_file():  # for use as a reward elsewhere
         shutil.copyfile(regular(described), target / described.name)
@@ -510,5 +517,5 @@ def shard_bytes(gib: float | str) -> int:
     except ValueError:
         size = 0.0
     if not 0 < size < 1e6:
-        raise ConfigError(f"--max-shard-gib {gib} is no size; give a number above 0, such as 5")
+        raise ConfigError(f"--max-shard-gib {gib} is not a size; give a number above 0, such as 5")
     return max(1, int(size * 2**30))

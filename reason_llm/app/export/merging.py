@@ -148,7 +148,9 @@ def adapted(adapter: Path) -> tuple[dict[str, Update], dict[str, Tensor]]:
         elif match := _WHOLE_WEIGHT.fullmatch(name):
             whole[f"{match[1]}.weight"] = tensor
         else:
-            raise ModelError(f"{file}: {name} is no factor of a linear layer; merge it elsewhere")
+            raise ModelError(
+                f"{file}: {name} is not a factor of a linear layer; merge it elsewhere"
+            )
     scale = config.lora_alpha / (config.r**0.5 if config.use_rslora else config.r)
     # The scale is that of the config's rank, so a factor of another rank would be merged wrongly.
     for name, both in factors.items():

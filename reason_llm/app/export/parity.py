@@ -50,7 +50,7 @@ class Gap:
         return cls(len(ours_N), float(difference_N.max()), float(difference_N.mean()))
 
     def __str__(self) -> str:
-        return f"largest {self.largest:.2g}, mean {self.mean:.2g} nats over {self.tokens:,} tokens"
+        return f"max {self.largest:.2g}, mean {self.mean:.2g} nats over {self.tokens:,} tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class ScoreParity:
     def gap(self) -> str:
         """The numbers in words."""
         return (
-            f"largest {self.largest:.2g}, mean {self.mean:.2g} over {self.rows} rows, whose scores "
+            f"max {self.largest:.2g}, mean {self.mean:.2g} over {self.rows} rows, whose scores "
             f"have a deviation of {self.spread:.3g}"
         )
 

@@ -40,7 +40,7 @@ def write_plain(folder: Path, out: Path) -> int:
         plain = adapters.read_config(out)  # refuses all else that is not plain
         matches = {name: m[1] for name in tensors if (m := adapters.ADAPTED.fullmatch(name))}
         if other := [name for name in tensors if ".lora_" in name and name not in matches]:
-            raise ValueError(f"{other[0]} is no factor of a linear layer")
+            raise ValueError(f"{other[0]} is not a factor of a linear layer")
         layers = sorted({*matches.values()})
         ranks = _by_layer(layers, config.get(PATTERNS[0]), plain.r)
         alphas = _by_layer(layers, config.get(PATTERNS[1]), plain.lora_alpha)

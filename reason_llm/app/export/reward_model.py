@@ -51,7 +51,7 @@ def head_of(adapter: Path) -> Tensor:
     weight: Tensor | None = tensors.get("weight")
     if set(tensors) != {"weight"} or weight is None or weight.dim() != 2 or len(weight) != 1:
         raise ModelError(
-            f"{adapter / score_head.FILE} is no reward model's head; name a reward run's folder"
+            f"{adapter / score_head.FILE} is not a reward model's head; name a reward run's folder"
         )
     return weight.float()
 

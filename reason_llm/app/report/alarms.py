@@ -44,7 +44,7 @@ JUMP_FLOORS = {"train/kl": 0.05, "train/sampler_kl": 1e-3, "train/sampler_mismat
 MAY_BE_ZERO = ("soft_overlong", "cosine", "length", "repetition_penalty")
 """Rewards that are 0 where nothing is wrong, or that go by another one."""
 SILENT_STEPS = 10
-"""Steps after which a reward is called silent if others are paid."""
+"""Steps after which a reward is called silent if others are not 0."""
 DEAD_STEPS = 3
 """Steps in a row after which a run is called dead."""
 NO_GRADIENT = 1e-12
@@ -93,7 +93,7 @@ def pays_nothing(seen: Evidence) -> Finding:
         silent = [name for name in silent if name != seen.first]  # its values add up to 0
     steps, are_all = series(seen.trained, "step")[0], len(silent) == len(paid)
     if silent == [seen.first] and seen.first in RIGHTNESS:
-        return clear("Only right answers are paid: see No right answer.")
+        return clear("Only right answers are rewarded: see No right answer.")
     needed = DEAD_STEPS if are_all or not silent else SILENT_STEPS
     if len(steps) < needed:
         return unknown(f"fewer than {needed} steps")
@@ -263,7 +263,7 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
                 f"(standard error of the difference {seen.points(error)})."
             )
             advice = (
-                "Read the rollouts that earn most: they show what is being paid for. Then fix the "
+                "Read the rollouts that earn most: they show what is rewarded. Then fix the "
                 f"rewards, or take {seen.adapter_of(steps[best])}, which has the best "
                 f"held-out {judged_by}."
             )
@@ -376,7 +376,7 @@ def form_alone(seen: Evidence) -> Finding:
     rises = first.rise > first.error if seen.paid_by_model else first.is_up
     is_flat = seen.first in FORM or not rises
     if not gains:
-        return clear("No reward is paid for form.")
+        return clear("No reward is given for form.")
     if not (total.is_up and is_flat and gained >= 0.8 * total.rise):
         ends = f"all {_from_to(total)} {total.means}"
         return clear(f"The first reward, {seen.first}, went {_from_to(first)}; {ends}.")

@@ -67,7 +67,7 @@ def read_run(folder: Path, label: str) -> RunRecord:
     for name in ("metrics.jsonl", "resolved_config.yaml"):
         if not (folder / name).is_file():
             raise DataError(
-                f"{folder} is no training run: it has no {name}; name a run's folder, "
+                f"{folder} is not a training run: it has no {name}; name a run's folder, "
                 "such as runs/quickstart"
             )
     config = run_folder.read_config(folder)

@@ -127,7 +127,7 @@ def _attention(
         reason = why if device.type == "cuda" else "FlashAttention needs a GPU"
         raise ConfigError(f"model.attention=flash: {reason}; set it to sdpa or auto")
     if asked == "eager":
-        return "attention: eager, as the config says"
+        return "attention: eager (set in the config)"
     if usual == "eager":
         return f"attention: eager, the only one for {family}"
     is_flash = packing == "varlen" and device.type == "cuda"
@@ -139,7 +139,7 @@ def _packing(
 ) -> tuple[str, str]:
     asked = config.train.packing
     if asked == "padded":
-        return "padded", "learning from padded rows, as the config says"
+        return "padded", "learning from padded rows (set in the config)"
     reason = packed_attention.unfit(text_config, weights_dtype(config.model, device), device)
     if config.model.attention == "eager":
         reason = "model.attention=eager does not tell packed rows apart"
@@ -167,7 +167,7 @@ def _engine(config: Config, described: PretrainedConfig, device: torch.device) -
     if engine != "auto":
         slow = engine == "vllm" and device.type != "cuda"
         cost = "; without a GPU that takes 2 to 9 times as long as with transformers" * slow
-        return engine, f"sampling with {engine}, as the config says{cost}"
+        return engine, f"sampling with {engine} (set in the config){cost}"
     # auto prefers what works: the first reason against vLLM is told, and is no error.
     for is_so, why in (
         (device.type != "cuda", "there is no GPU"),

@@ -50,7 +50,7 @@ def choose(config: ModelSection, text: PretrainedConfig, device: torch.device) -
     if config.backend == "unsloth" and reason is not None:
         raise ModelError(f"model.backend=unsloth: {reason}; or set model.backend to native")
     if config.backend != "auto":
-        return config.backend, f"weights shared by {config.backend}, as the config says"
+        return config.backend, f"weights shared by {config.backend} (set in the config)"
     more = "model.backend=unsloth supports this model, too" if reason is None else reason
     return "native", f"weights shared by our own views ({more})"
 

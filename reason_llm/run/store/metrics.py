@@ -141,7 +141,7 @@ def _lines(path: Path) -> list[tuple[bytes, Record]]:
         try:
             record = {k: v for k, v in parsed_object(line).items() if v is not None}
             if not all(isinstance(value, int | float) for value in record.values()):
-                raise ValueError("a record with something that is no number")
+                raise ValueError("a record with a value that is not a number")
             step = record.get("step")
             if not isinstance(step, int) or not 0 <= step < 2**63:
                 raise ValueError("no record with a step")

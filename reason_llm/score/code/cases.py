@@ -207,7 +207,7 @@ def _assert_tests(source: Any, options: Mapping[str, Any], column: str) -> Asser
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{column!r} is no valid Python ({error})") from error
+        raise ValueError(f"{column!r} is not valid Python ({error})") from error
     if not any(_can_fail(node) and not is_mark(node) for node in ast.walk(tree)):
         raise ValueError(
             f"{column!r} asserts nothing, so that every program would pass: {_shown(source)}; "
@@ -243,7 +243,7 @@ def check_runs(answer: str, prompt: str = "") -> None:
     for name in _imported(tree) - {*sys.stdlib_module_names, *PACKAGES, "pytest", "solution"}:
         raise ValueError(
             f"the tests import {name!r}, which the sandbox does not have, so that no program would "
-            "pass; import the program from 'solution', or leave such rows out by data.preprocess"
+            "pass; import the program from 'solution', or drop such rows in data.preprocess"
         )
     # The harness runs functions test_… and check: tests in any other form would pass no program.
     for node in tree.body:

@@ -140,7 +140,7 @@ class Checkers:
 def finite(value: Any) -> float:
     """A number that is finite; ValueError for anything else."""
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{str(value)[:60]!r}, which is no finite number")
+        raise ValueError(f"{str(value)[:60]!r}, which is not a finite number")
     return float(value)
 
 

@@ -36,7 +36,7 @@ def test_what_rounding_explains_of_a_score_is_in_deviations(
 def test_a_gap_is_of_sizes_and_is_told_with_its_tokens() -> None:
     gap = parity.Gap.between(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.5, -1.0, 1.0]))
     assert gap == parity.Gap(3, 1.0, 0.5)
-    assert str(gap) == "largest 1, mean 0.5 nats over 3 tokens"
+    assert str(gap) == "max 1, mean 0.5 nats over 3 tokens"
 
 
 def test_rollouts_are_chosen_from_all_within_their_bounds() -> None:
@@ -61,7 +61,7 @@ def test_a_shard_s_size_is_in_bytes(gib: Any, size: int) -> None:
 
 @pytest.mark.parametrize("gib", ["0", "-1", "big", "nan", "1e6", "inf"])
 def test_a_shard_of_no_size_is_refused(gib: str) -> None:
-    with pytest.raises(ConfigError, match=f"--max-shard-gib {gib} is no size"):
+    with pytest.raises(ConfigError, match=f"--max-shard-gib {gib} is not a size"):
         exporting.shard_bytes(gib)
 
 

@@ -158,7 +158,7 @@ def test_what_is_no_plain_lora_is_refused(
 ) -> None:
     base = make_base(tmp_path / "base", "qwen2", False)
     adapter = make_adapter(base, tmp_path / "adapter", **options)
-    with pytest.raises(ModelError, match="no plain LoRA") as refused:
+    with pytest.raises(ModelError, match="not a plain LoRA") as refused:
         merging.adapted(adapter)
     assert named in str(refused.value)
 

@@ -284,7 +284,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
         ((), "the following arguments are required: RUN"),
         (("runs/quikstart",), "there is no run runs/quikstart; did you mean runs/quickstart?"),
         (("quickstart",), "did you mean runs/quickstart?"),
-        (("other",), "other is no training run: it has no metrics.jsonl"),
+        (("other",), "other is not a training run: it has no metrics.jsonl"),
         (("runs/broken",), "metrics.jsonl:1: it holds list, not an object"),
         (("runs/newer",), "unknown key 'nonsense'"),
         (("runs/quickstart", "--nothing"), "unrecognized arguments: --nothing"),

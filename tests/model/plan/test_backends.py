@@ -70,7 +70,7 @@ def test_without_a_gpu_transformers_samples(installed: set[str]) -> None:
     assert why.startswith("sampling with transformers: there is no GPU | ")
     engine, backend, why = chosen(made("vllm"), CPU)
     assert (engine, backend) == ("vllm", "native")
-    assert "as the config says; without a GPU that takes 2 to 9 times as long" in why
+    assert "(set in the config); without a GPU that takes 2 to 9 times as long" in why
     assert "there is no GPU, which Unsloth needs" in why
 
 
@@ -257,8 +257,8 @@ def packed(
         ("sdpa", CPU, Qwen2Config(), "varlen", "attention: SDPA"),
         ("sdpa", GPU, Qwen2Config(), "padded", "attention: SDPA"),
         ("flash", GPU, Qwen2Config(), "varlen", "attention: FlashAttention over packed rows"),
-        ("eager", CPU, Qwen2Config(), "padded", "attention: eager, as the config says"),
-        ("eager", GPU, GptOssConfig(), "padded", "attention: eager, as the config says"),
+        ("eager", CPU, Qwen2Config(), "padded", "attention: eager (set in the config)"),
+        ("eager", GPU, GptOssConfig(), "padded", "attention: eager (set in the config)"),
     ],
 )
 def test_the_attention_is_told_in_one_line(
@@ -305,7 +305,7 @@ def test_rows_are_packed_where_the_attention_knows_how(
     for device in (CPU, GPU):
         assert packed("auto", device)[0] == packed("varlen", device)[0] == "varlen"
         assert packed("padded", device) == (
-            "padded", "learning from padded rows, as the config says",
+            "padded", "learning from padded rows (set in the config)",
         )  # fmt: skip
     cases: list[tuple[str, torch.device, PretrainedConfig, dict[str, Any]]] = [
         ("this is gemma2", CPU, Gemma2Config(), {}),

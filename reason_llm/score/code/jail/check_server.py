@@ -210,7 +210,7 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(item) for name, item in islice(value.items(), MAX_NUMBERS)}
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):
         return [_plain(item) for item in islice(value, MAX_NUMBERS)]
-    raise ValueError(f"it gave {str(value)[:60]!r}, which is no number")
+    raise ValueError(f"it gave {str(value)[:60]!r}, which is not a number")
 
 
 def _described(error: BaseException) -> str:
