@@ -33,9 +33,9 @@ def literals(problem: Mapping[str, Any]) -> list[str]:
 
 
 def none_of(value: Any, names: Iterable[str]) -> str:
-    """Return ``is none of a, b, c; did you mean b?``."""
+    """Return ``is not one of a, b, c; did you mean b?``."""
     known = list(names)
-    message = f"is none of {', '.join(known)}" if len(known) > 1 else f"is not {known[0]}"
+    message = f"is not one of {', '.join(known)}" if len(known) > 1 else f"is not {known[0]}"
     near = nearest(value, known)
     return f"{message}; did you mean {near}?" if near else message
 

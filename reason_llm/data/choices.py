@@ -102,7 +102,7 @@ class Choices:
         if is_number:
             found.add(self.labels[numbers.index(text)])
         if len(found) != 1:
-            what = "could be any of the choices" if found else "is none of the choices"
+            what = "could be any of the choices" if found else "is not one of the choices"
             if own and not found:
                 what = "is neither the number of a choice, from 1 on, nor any of the choices"
             raise DataError(

@@ -426,8 +426,8 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
 
 
 def option_for(row: Row, form: str, columns: ColumnsSection) -> str | None:
-    """The option to set for a row that is none of ``form``: ``"stage=sft"``; None where its columns
-    show no other form."""
+    """The option to set for a row of another form than ``form``: ``"stage=sft"``; None where its
+    columns show no other form."""
     cells = Cells("", row, columns)
     names = {str(name).casefold() for name in row}
     fits = [each for each, (needed, _) in FORMS.items() if needed <= names]

@@ -103,7 +103,7 @@ def chat_template(
             raise ConfigError(f"data.template={name} is empty; write a Jinja template into it")
         return ChatTemplate(name, text, given, date)
     raise ConfigError(
-        f"data.template={name!r} is none of auto, {', '.join(named)}, and no .jinja file"
+        f"data.template={name!r} is not one of auto, {', '.join(named)}, and no .jinja file"
         f"{_nearest(name, named)}"
     )
 

@@ -231,6 +231,6 @@ def _named_set(name: str, named: dict[str, str], option: str) -> tuple[str, str]
     if is_played(name) or "/" in name or _FILE.fullmatch(name.lower()) or name.startswith(GYM):
         return re.sub(r"[^A-Za-z0-9_.-]", "_", Path(name).stem), name
     raise ConfigError(
-        f"{option} {name} is none of {', '.join(named)}, and no file; name one of these, a file, "
-        f"or {name}=FILE"
+        f"{option} {name} is not one of {', '.join(named)}, and not a file; name one of these, "
+        f"a file, or {name}=FILE"
     )

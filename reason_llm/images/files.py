@@ -282,7 +282,7 @@ def decoded(what: str, content: bytes, least: int = 0) -> Pillow.Image:
     except Pillow.DecompressionBombError as error:
         raise DataError(f"{what}: {one_line(error)}; make it smaller") from error
     except UnidentifiedImageError as error:
-        raise DataError(f"{what} is none of {', '.join(FORMATS)}; convert it") from error
+        raise DataError(f"{what} is not one of {', '.join(FORMATS)}; convert it") from error
     except Exception as error:  # Pillow's readers raise what they like
         raise DataError(f"{what} cannot be read ({one_line(error)[:200]}); replace it") from error
 

@@ -222,7 +222,7 @@ class LanguageModelJudge:
         content = message.content or ""
         gain = GAINS.get(content.strip().strip(".*\"'").upper())
         if gain is None:
-            raise _NoJudgement(f"it answered {content[:80]!r}, which is none of A, B and TIE")
+            raise _NoJudgement(f"it answered {content[:80]!r}, which is not one of A, B and TIE")
         return gain
 
     def _ask(self, system: str, user: str, logprobs: bool) -> _Choice:

@@ -296,7 +296,7 @@ def make_reward(spec: RewardSpec, context: Context) -> Reward:
         if module.replace(".", "_").isidentifier() and function.isidentifier():  # as in Python
             near = f"{module.replace('.', '/')}.py:{function}"
         raise ConfigError(
-            f"score.rewards names {spec.name!r}, which is none of {', '.join(REWARDS)}; "
+            f"score.rewards names {spec.name!r}, which is not one of {', '.join(REWARDS)}; "
             + (f"did you mean {near}?" if near else other)
         )
     model, make = REWARDS[str(spec.name)]

@@ -253,4 +253,4 @@ def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_shell_without_a_script_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--print-completion", "fish"]) == 2
-    assert capsys.readouterr().err == "error: --print-completion 'fish' is none of bash, zsh\n"
+    assert capsys.readouterr().err == "error: --print-completion 'fish' is not one of bash, zsh\n"

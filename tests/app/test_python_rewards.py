@@ -475,4 +475,4 @@ def test_a_column_that_a_reward_of_trl_s_form_does_not_get_is_told(
     data = load_data(config, load_tokenizer(str(TINY), False), 1024, extra_columns=[ROW])
     assert data.prompts[0].extra[ROW]["columns"] == {"prompt": "a", "level": 1}
     (told,) = [record.getMessage() for record in caplog.records if "TRL" in record.getMessage()]
-    assert told.startswith("python:rows:row 1: column 'tests' holds (1, 2), which the rollout")
+    assert told.startswith("python:rows:row 1: column 'tests' holds (1, 2), which JSON cannot")

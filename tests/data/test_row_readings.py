@@ -267,12 +267,12 @@ def test_choices_with_labels_in_the_question_are_not_written_again(
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ({"choices": TEXTS, "answer": 3}, "the gold answer 3 is none of the choices A, B, C"),
+        ({"choices": TEXTS, "answer": 3}, "the gold answer 3 is not one of the choices A, B, C"),
         (
             {"option1": "Wood", "option2": "Tin", "answer": 0},
             "the gold answer 0 is neither the number of a choice, from 1 on",
         ),
-        ({"choices": TEXTS, "answer": -1}, "the gold answer -1 is none of the choices"),
+        ({"choices": TEXTS, "answer": -1}, "the gold answer -1 is not one of the choices"),
         (
             {"choices": ["4", "2", "1", "3"], "answer": 2},
             "the gold answer 2 could be any of the choices B, C; write the letter into the row",

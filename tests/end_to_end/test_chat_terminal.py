@@ -97,7 +97,7 @@ def test_all_lines_of_a_pipe_are_one_message(
         ([], "", r"the following arguments are required: target; see --help"),
         ([str(TINY), "--temprature", "1"], "", r"unrecognized arguments: --temprature 1; .*"),
         ([str(TINY), "--adapter", "runs/x"], QUESTION, r"--adapter runs/x holds no adapter_con.*"),
-        ([str(TINY), "--data.template", "r2"], QUESTION, r"data\.template='r2' is none of .*"),
+        ([str(TINY), "--data.template", "r2"], QUESTION, r"data\.template='r2' is not one of .*"),
     ],
 )
 def test_bad_input_is_one_line(

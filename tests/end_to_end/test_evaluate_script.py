@@ -230,7 +230,7 @@ def test_two_adapters_of_different_shape(call: Call, run_folder: Path, tmp_path:
 
 CASES: dict[str, tuple[Callable[[Path], list[str]], list[str]]] = {
     "nothing": (lambda run: [], ["nothing to evaluate", "runs/quickstart"]),
-    "no such set": (lambda run: [str(run), "--sets", "gsm9k"], ["is none of gsm8k", "held_out"]),
+    "no such set": (lambda run: [str(run), "--sets", "gsm9k"], ["is not one of gsm8k", "held_out"]),
     "no such file": (lambda run: [str(run), "--sets", "no.jsonl"], ["no.jsonl does not exist"]),
     "a set twice": (
         lambda run: [str(run), "--sets", "held_out", f"held_out={TEST_SET}"],

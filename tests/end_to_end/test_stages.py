@@ -266,11 +266,11 @@ SIMPLE: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("sft", ("--run.from_buffer", "{shared}/b.json"), ("run.from_buffer", "stage=sft", "pairs")),
     ("reward", ("--data.eval", "{shared}/held_out.jsonl"), ("data.eval", "stage=reward")),
     ("sft", ("--critic.updates", "2"), ("critic section contradicts", "leave it out")),
-    ("irpo", ("--model.start", "{shared}/none"), ("none", "adapter_config.json")),
+    ("irpo", ("--model.start", "{shared}/none"), ("none", "name the adapter/ of a run")),
     ("irpo", ("--model.adapter.rank", "4"), ("model.adapter.rank=4 contradicts", "rank is 8")),
-    ("ppo", ("--critic.start", "{shared}/none"), ("none", "adapter_config.json")),
-    ("ppo", ("--critic.start", "{shared}/start/adapter"), ("score.safetensors", "no reward model")),
-    ("opd", ("--teacher.adapter", "{shared}/none"), ("none", "adapter_config.json")),
+    ("ppo", ("--critic.start", "{shared}/none"), ("none", "name the adapter/ of a run")),
+    ("ppo", ("--critic.start", "{shared}/start/adapter"), ("score.", "not a reward model")),
+    ("opd", ("--teacher.adapter", "{shared}/none"), ("none", "name the adapter/ of a run")),
 ]  # fmt: skip
 
 

@@ -168,7 +168,7 @@ def test_names_stand_for_sets_of_the_hub() -> None:
         "gsm8k": "openai/gsm8k:main", "mbpp+": "evalplus/mbppplus",
     }  # fmt: skip
     assert config_of("aime2025", "boxed").eval.sets == {"aime2025": "math-ai/aime25"}
-    with pytest.raises(ValueError, match="'gsm9k' is none of gsm8k, math500"):
+    with pytest.raises(ValueError, match="'gsm9k' is not one of gsm8k, math500"):
         config_of(["gsm9k"], "boxed")
 
 

@@ -47,7 +47,7 @@ def asked(model: str, start: int = 0, **run: Any) -> list[tuple[Any, int]]:
     config, sampler = Config.model_validate(given), Noted()
     scorer: Any = type("Scorer", (), {"score": lambda self, groups, only_first: groups,
                                       "rewards": [Scored()]})()  # fmt: skip
-    request = Request(config, (), 4, False, None, False, False)  # type: ignore[arg-type]
+    request = Request(config, (), 4, False, None, False, None, False)  # type: ignore[arg-type]
     wave = EvaluationWave(model, "held_out", start, PROMPTS)
     found = _wave_outcomes(request, config, wave, sampler, scorer, lambda *told: None)  # type: ignore[arg-type]
     assert [len(each["samples"]) for each in found] == [4, 4, 4]
@@ -131,7 +131,7 @@ def test_a_set_of_the_run_goes_before_a_preset_of_its_name() -> None:
     assert _sets(named(["gsm8k"]), Config.model_validate(tree)) == {"gsm8k": "mine"}
     with pytest.raises(ConfigError, match=r"names rows twice; .* as in other=b/rows.csv"):
         _sets(named(["a/rows.csv", "b/rows.csv"]), Config.model_validate(tree))
-    with pytest.raises(ConfigError, match="is none of gsm8k, math500, aime2024, aime2025"):
+    with pytest.raises(ConfigError, match="is not one of gsm8k, math500, aime2024, aime2025"):
         _sets(named(["nothing"]), Config.model_validate(tree))
 
 

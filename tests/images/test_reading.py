@@ -132,8 +132,8 @@ def test_what_cannot_be_read_is_refused(folder: Path, cell: str) -> None:
     ("cell", "problem"),
     [
         (png()[:60], "cannot be read"),
-        (b"no image", "is none of PNG, JPEG"),
-        (png(kind="TIFF"), "is none of PNG, JPEG"),
+        (b"no image", "is not one of PNG, JPEG"),
+        (png(kind="TIFF"), "is not one of PNG, JPEG"),
         (huge(1 << 14), "268435456 pixels.* make it smaller"),
         (huge(9000), "has 9000 x 9000 pixels"),
         (png(Image.new("RGB", (1000, 2))), "a side 200 times"),

@@ -34,7 +34,7 @@ SHELLS = {"bash": "", "zsh": "autoload -U +X bashcompinit && bashcompinit\n"}
 def script(shell: str) -> str:
     """The script of a shell. Raises ConfigError for another shell."""
     if shell not in SHELLS:
-        raise ConfigError(f"--print-completion {shell!r:.40} is none of {', '.join(SHELLS)}")
+        raise ConfigError(f"--print-completion {shell!r:.40} is not one of {', '.join(SHELLS)}")
     listed = {name: _options(name) for name in COMMANDS}
     listed["rescore"] += listed["plan"]  # it takes them, and its help refers to that of train
     options = {name: " ".join(names) for name, names in listed.items()}

@@ -435,7 +435,7 @@ def _read_fitting(path: Path, config: Config | None, base_folder: Path) -> Docum
 def _check_dtype(request: ExportRequest) -> None:
     if request.dtype not in DTYPES:
         raise ConfigError(
-            f"--dtype {request.dtype} is none of {', '.join(DTYPES)}; give one of these"
+            f"--dtype {request.dtype} is not one of {', '.join(DTYPES)}; give one of these"
         )
 
 

@@ -138,7 +138,7 @@ def which_adapter(text: str | None) -> Which:
     for which in KEPT:
         if text in (which, None):
             return which
-    raise ConfigError(f"--which {text:.60} is none of {', '.join(KEPT)}; give one")
+    raise ConfigError(f"--which {text:.60} is not one of {', '.join(KEPT)}; give one")
 
 
 def refuse_which(which: Which, what: str) -> None:
@@ -229,7 +229,7 @@ def check_exists(option: str, adapter: Path) -> None:
             ", or a folder with a sequence-classification model (hf download "
             f"{adapter} --local-dir model/{adapter.name} fetches one from the Hub)"
         )
-    raise ConfigError(f"{option}={adapter} is no folder; name the adapter/ of a run{others}")
+    raise ConfigError(f"{option}={adapter} is not a folder; name the adapter/ of a run{others}")
 
 
 def check_ended(option: str, adapter: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_head_that_is_none_is_refused(tmp_path: Path) -> None:
     ):
         (tmp_path / name).mkdir()
         save_file(content, tmp_path / name / "score.safetensors")
-        with pytest.raises(ModelError, match="no reward model's head"):
+        with pytest.raises(ModelError, match="not a reward model's head"):
             reward_model.head_of(tmp_path / name)
     (tmp_path / "flat" / "score.safetensors").write_bytes(b"{}")
     with pytest.raises(ModelError, match="is damaged"):

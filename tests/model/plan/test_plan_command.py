@@ -53,7 +53,7 @@ def ppo(folder: Path, reward_model: str) -> Path:
 
 def test_a_reward_model_of_the_hub_is_no_adapter_to_come(plan: Command, tmp_path: Path) -> None:
     said = plan(ppo(tmp_path, "Qwen/Qwen3-8B"), code=2)
-    assert "path of the reward reward_model=Qwen/Qwen3-8B is no folder" in said
+    assert "path of the reward reward_model=Qwen/Qwen3-8B is not a folder" in said
     assert "hf download Qwen/Qwen3-8B --local-dir model/Qwen3-8B" in said
     assert "fits:" not in said
     said = plan(ppo(tmp_path, "runs/earlier/adapter"))
@@ -72,9 +72,9 @@ def test_an_adapter_that_no_run_writes_is_refused(option: str, plan: Command) ->
         '"{prompt}!"',
     ]
     said = plan(name, *options, code=2)
-    assert f"{option[2:]}=Qwen/Qwen3-8B is no folder; name the adapter/ of a run" in said
+    assert f"{option[2:]}=Qwen/Qwen3-8B is not a folder; name the adapter/ of a run" in said
     started = plan("quickstart.yaml", "--model.start", "Qwen/Qwen3-8B", code=2, plan=False)
-    assert "model.start=Qwen/Qwen3-8B is no folder; name the adapter/ of a run" in started
+    assert "model.start=Qwen/Qwen3-8B is not a folder; name the adapter/ of a run" in started
 
 
 def test_the_most_on_disk_is_three_checkpoints_and_the_best_model(plan: Command) -> None:
