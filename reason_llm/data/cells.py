@@ -81,6 +81,10 @@ class Cells:
         """The value of a column, which counts as read; None for one that is not there."""
         return self[name] if name in self.row else None
 
+    def is_read(self, name: str) -> bool:
+        """Whether the value of a column was read."""
+        return name in self._read
+
     def __contains__(self, name: object) -> bool:
         return name in self.row
 

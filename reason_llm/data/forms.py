@@ -663,6 +663,12 @@ def _prompt_column(cells: Cells, usual: Sequence[str]) -> str:
     named = cells.columns.prompt
     if named is not None:
         return cells.column(named, (), "data.columns.prompt")
+    column = cells.find(("prompt",), filled=True)
+    if cells.find(CHAT_COLUMNS) is None and column is not None:
+        # TRL and verl read a conversation in this column; a question beside it is its source.
+        roles = _roles(cells, column)
+        if roles and roles[-1] != "assistant":
+            return column
     whole: dict[str, list[str]] = {}
     for name in usual:
         column = cells.find((name,))
@@ -745,8 +751,15 @@ def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Com
 
 
 def _doubt_of_prompt(cells: Cells, asked: _PromptParts, talks: Sequence[Talk]) -> str:
-    """Why a prompt that is a text may be meant otherwise; empty where it is clear."""
+    """Why a prompt may be meant otherwise; empty where it is clear."""
     text = asked.messages[-1]["content"].strip()
+    other = cells.find(("prompt",), filled=True) if cells.columns.prompt is None else None
+    contents = [message["content"] for message in asked.messages]
+    if other is not None and not cells.is_read(other) and cells.row[other] not in contents:
+        return (
+            f"column {other!r} is not read, because another column is taken as the prompt; set "
+            "data.columns.prompt to the one you mean"
+        )
     if not asked.is_text:
         return ""
     for name in re.findall(r"\{([^\W\d]\w{0,40})\}", text):

@@ -118,10 +118,25 @@ def test_a_column_that_says_nothing_changes_nothing(columns: tuple[str, str]) ->
         ({"messages": None, "question": "Q"}, [U]),
         ({"problem": "Q", "messages": [U, A]}, [U]),
         ({"conversations": [{"from": "human", "value": "Q"}]}, [U]),
+        ({"question": "R", "prompt": [S, U]}, [S, U]),
+        ({"question": "R", "prompt": json.dumps([S, U])}, [S, U]),
+        ({"question": "Q", "prompt": [U, A]}, [U]),
+        ({"question": "Q", "prompt": None}, [U]),
     ],
 )  # fmt: skip
 def test_a_prompt_with_all_that_belongs_to_it(row: dict, messages: list) -> None:
     assert problem({**row, "answer": "1"}).messages == messages
+
+
+def test_a_second_prompt_that_is_not_read_is_named() -> None:
+    """Of two texts, the question is asked; TRL would take the prompt."""
+    row = {"question": "What is 2 + 3?", "prompt": "Use XML. What is 2 + 3?", "answer": "5"}
+    assert "column 'prompt' is not read" in problem(row).doubt
+    assert "set data.columns.prompt" in problem(row).doubt
+    assert not problem({**row, "prompt": row["question"]}).doubt
+    assert not problem({**row, "prompt": " "}).doubt
+    for columns in (ColumnsSection(prompt="question"), ColumnsSection(ignore=["prompt"])):
+        assert not read_problem("f:1", row, columns).doubt
 
 
 def test_an_input_joins_the_prompt_of_every_form() -> None:
