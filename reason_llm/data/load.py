@@ -70,6 +70,8 @@ LABEL_REWARD = "exact"
 _LABEL = re.compile(r"[^\W\d_]{2,30}+(?:[ _/&-]{1,3}[^\W\d_]{1,30}+){0,4}")
 """A label of up to five words."""
 MOST_LABEL_CHARACTERS = 200
+MIN_LABELLED = 0.9
+"""Fraction of the rows of a set whose answers have to be labels in words."""
 _YES_OR_NO = frozenset({"yes", "no", "true", "false"})
 _CHOICE = re.compile(r"\\(?:textbf|text|mathrm)\{\(([A-J])\)[ ~\\]*\}?+ ?\S")
 """``\\textbf{(B) } 6``, as in AMC's solutions."""
@@ -825,7 +827,7 @@ class _SetReader:
 
 def _note_spellings(data_set: DataSet, examples: Sequence[Example], are_labels: bool) -> None:
     """Note gold answers, or answers to learn, that are one of a few labels and differ from its most
-    frequent spelling by case or space alone. Unless ``are_labels``, all have to be words."""
+    frequent spelling by case or space alone. Unless ``are_labels``, most have to be words."""
     spelled: dict[str, Counter[str]] = {}
     for label, count in Counter(map(_label_of, examples)).items():
         if len(label) > MOST_LABEL_CHARACTERS:
@@ -833,13 +835,16 @@ def _note_spellings(data_set: DataSet, examples: Sequence[Example], are_labels: 
         spelled.setdefault(" ".join(label.casefold().split()), Counter())[label] = count
     if not 1 < len(spelled) <= len(examples) / 2:
         return
-    if not are_labels and not all(map(_LABEL.fullmatch, spelled)):
-        return
+    if not are_labels:
+        # A few labels such as n/a or ? say nothing of the others.
+        spelled = {folded: found for folded, found in spelled.items() if _LABEL.fullmatch(folded)}
+        if sum(map(Counter.total, spelled.values())) < MIN_LABELLED * len(examples):
+            return
     usual = {folded: found.most_common(1)[0][0] for folded, found in spelled.items()}
     other = [
         (label, each.where)
         for each in examples
-        if (label := _label_of(each)) != usual[" ".join(label.casefold().split())]
+        if (label := _label_of(each)) != usual.get(" ".join(label.casefold().split()), label)
     ]
     if other:
         label = other[0][0]

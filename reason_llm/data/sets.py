@@ -123,7 +123,9 @@ class DataSet:
                 lines.append(f"{what}: {', '.join(named)}")
         for doubt, places in self.doubts.items():
             says, has_fix, fix = doubt.partition("; ")
-            lines.append(f"{says} in {_rows(len(places))}, the first is {places[0]}{has_fix}{fix}")
+            rows = _rows(len(places))
+            rows = rows if self.is_training else rows.replace(" row", " held-out row")
+            lines.append(f"{says} in {rows}, the first is {places[0]}{has_fix}{fix}")
         if {"0", "-1"} <= self.labels.keys():
             lines.append(
                 "labels 0 and -1 are both read as bad; if 0 means no vote, drop such rows by "

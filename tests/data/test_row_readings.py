@@ -773,6 +773,10 @@ def test_labels_to_learn_that_differ_by_case_or_space_are_named(
         "labels are spelled differently by case or space, such as 'Bug' for 'bug', in 2 rows, the "
         f"first is {path}:3"
     ]
+    assert notes(*["bug", "Bug", "refund"] * 6, "?") == [
+        "labels are spelled differently by case or space, such as 'Bug' for 'bug', in 6 rows, the "
+        f"first is {path}:2"
+    ]
     assert notes("bug", "bug", "refund", "refund") == []
     assert notes("Yes, it is.", "yes, it is.", "No, for it is late.", "no") == []  # no labels
 
