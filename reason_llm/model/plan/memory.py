@@ -77,6 +77,8 @@ SKIPS = (3, 2)
 """Values of ``skip_every``, tried in this order where the longest row does not fit otherwise."""
 SHORTEST_CONTEXT = 256
 """Shortest context in tokens that is recommended in an error."""
+MOST_ROUNDS = 32
+"""Budgets that are tried for the one that is named in an error."""
 BLOCK_TOKENS = 128
 """Largest block in which vLLM hands out its KV cache, and one more for each sequence; with
 recurrent layers ``States.block_tokens``, if that is more."""
@@ -646,6 +648,20 @@ class _Draft:
             least, most = (middle, most) if total(middle) <= self.usable else (least, middle - 1)
         return least
 
+    def least_budget(self) -> float:
+        """The smallest budget, in tenths of a GiB, that is enough. A larger one has more sequences
+        at once, and larger chunks of logits, so it is found in rounds; these end, as both grow by
+        less than a tenth of it."""
+        tenths, tried = 0, self
+        for _ in range(MOST_ROUNDS):
+            needed = tried.least() / USABLE_FRACTION[self.machine.kind] / GIB
+            tenths = max(tenths + 1, math.ceil(10 * needed))
+            budget = int(tenths / 10 * GIB)
+            tried = replace(self, machine=replace(self.machine, budget_bytes=budget))
+            if tried.least() <= tried.usable:
+                break
+        return tenths / 10
+
     def plan(self, cache_tokens: int, micro_batch_tokens: int) -> Plan:
         lines = tuple(self.lines(cache_tokens, micro_batch_tokens))
         states, total = self.state_bytes(self.least_cache), _total(lines)
@@ -815,8 +831,7 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
     if draft.can_pack and not fixes:
         fixes += [f"{nf4} and {each}" for each in shorter(packed)]
     needed = getattr(total, phase)
-    tenths = math.ceil(10 * needed / USABLE_FRACTION[machine.kind] / GIB)
-    fixes.append(f"memory.budget_gib to {tenths / 10} or more, if there is as much")
+    fixes.append(f"memory.budget_gib to {draft.least_budget()} or more, if there is as much")
     where = " on the CPU of this machine, which has no GPU" if machine.kind == "cpu" else ""
     if machine.budget_bytes <= GIB:
         where += ": it is in GiB, not a fraction, 24 for a card of 24 GB"

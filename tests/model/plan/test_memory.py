@@ -595,9 +595,29 @@ def test_a_card_too_small_is_refused_with_settings_that_fit(tmp_path: Path) -> N
     needed = float(re.search(r"memory\.budget_gib to ([\d.]+) or more", said)[1])  # type: ignore[index]
     packed, _ = card_config(tmp_path, model__quantize="nf4", model__path=config.model.path)
     assert memory.plan(packed, shape, card(14), limit=32768).cache_tokens > 0
-    assert memory.plan(config, shape, card(needed + 0.1), limit=32768).cache_tokens > 0
+    assert memory.plan(config, shape, card(needed), limit=32768).cache_tokens > 0
     with pytest.raises(ConfigError):
         memory.plan(config, shape, card(needed - 0.2), limit=32768)
+
+
+@pytest.mark.parametrize("gib", [8, 12, 16, 20, 22.5])
+def test_the_budget_that_is_named_is_enough(gib: float) -> None:
+    """Sampling and the chunk of logits take more of a larger budget."""
+    tree: dict[str, Any] = {
+        "model": {"path": "Qwen/Qwen3-8B", "context_tokens": 10048},
+        "data": {"train": "x"},
+        "sample": {"prompts_per_step": 32, "completions_per_prompt": 8, "max_new_tokens": 9000},
+    }
+
+    def planned(gib: float) -> Any:
+        return plan_only(Config.model_validate(tree | {"memory": {"budget_gib": gib}}))
+
+    with pytest.raises(ConfigError) as caught:
+        planned(gib)
+    needed = re.search(r"memory\.budget_gib to ([\d.]+) or more", str(caught.value))
+    assert needed is not None and planned(float(needed[1])).cache_tokens > 0
+    with pytest.raises(ConfigError):
+        planned(float(needed[1]) - 0.2)
 
 
 @pytest.mark.parametrize("kind", ["mixture", "full", "folded", "unpacked"])
