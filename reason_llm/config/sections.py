@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from reason_llm.config import installation
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, AlgorithmSection
@@ -414,15 +414,14 @@ class MemorySection(Section):
 
     @field_validator("budget_gib", "host_gib", mode="before")
     @classmethod
-    def _has_no_unit(cls, value: object) -> object:
+    def _has_no_unit(cls, value: object, info: ValidationInfo) -> object:
         if not isinstance(value, str) or value == "auto":
             return value
-        number = value.strip().rstrip("%GgIiBb ")
-        example = number if number.isdecimal() and "%" not in value else "24"
-        raise ValueError(
-            f"is in GiB, without a unit, and no fraction; write {example}, as for a card of "
-            f"{example} GB"
-        )
+        number, is_budget = value.strip().rstrip("%GgIiBb "), info.field_name == "budget_gib"
+        usual = "24" if is_budget else "64"
+        example = number if number.isdecimal() and "%" not in value else usual
+        card = f", as for a card of {example} GB" if is_budget else ""
+        raise ValueError(f"is in GiB, without a unit, and no fraction; write {example}{card}")
 
 
 class LogSection(Section):

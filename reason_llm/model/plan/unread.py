@@ -80,12 +80,14 @@ def plan_only(config: Config) -> Plan:
             f"model.context_tokens={plan.context_tokens} for a prompt; the plan reads no data, and "
             "a run ends at a longer prompt unless data.max_prompt_tokens leaves it out"
         )
+    missing = {copy: known(asked) for copy, asked in copies.items() if not Path(copy).is_dir()}
     packed = [
-        (str(known(asked)), _packed_bytes(ModelSection(path=copy)))
-        for copy, asked in copies.items()
-        if not Path(copy).is_dir() and not any(cached(str(known(asked)), name) for name in WEIGHTS)
+        (str(name), _packed_bytes(ModelSection(path=copy)))
+        for copy, name in missing.items()
+        if not any(cached(str(name), file) for file in WEIGHTS)
     ]
-    return replace(plan, downloads=(*packed, *plan.downloads))
+    copied = sum(_stored_bytes(ModelSection(path=copy)) for copy in missing)
+    return replace(plan, downloads=(*packed, *plan.downloads), copies_bytes=copied)
 
 
 def _of_readable(config: Config) -> Plan:

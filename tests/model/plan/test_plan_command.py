@@ -151,6 +151,14 @@ def test_a_budget_is_a_number_of_gib(given: str, said: str, plan: Command) -> No
     assert said in plan("dapo_qwen2.5-7b_24gb.yaml", "--memory.budget_gib", given, code=2)
 
 
+def test_host_memory_is_a_number_of_gib_of_no_card(plan: Command) -> None:
+    said = plan("dapo_qwen2.5-7b_24gb.yaml", "--memory.host_gib", "64GB", code=2)
+    assert "memory.host_gib='64GB' is in GiB, without a unit, and no fraction; write 64" in said
+    assert "card" not in said
+    said = plan("dapo_qwen2.5-7b_24gb.yaml", "--memory.host_gib", "90%", code=2)
+    assert "without a unit, and no fraction; write 64" in said
+
+
 def test_positions_that_are_scaled_are_said(
     plan: Command, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -174,3 +182,20 @@ def test_the_line_says_what_it_leaves_out(plan: Command) -> None:
     assert (
         "not counted: starts and saves, unpacking of NF4 while sampling, groups that are dropped"
     ) in said
+    assert "float32" not in said
+    options = ["--model.dtype", "float32", "--memory.budget_gib", "48"]
+    said = plan("sft_qwen2.5-7b_24gb.yaml", *options)
+    assert "; not counted: starts and saves, float32 (counted at bfloat16's speed)" in said
+
+
+def test_the_copy_in_bfloat16_of_a_model_in_mxfp4_is_on_the_disk_too(plan: Command) -> None:
+    """13.8 GB are downloaded, and the copy has 41.8 GB."""
+    name = "math_gpt-oss-20b_48gb.yaml"
+    alone = re.search(r"at most ([\d.]+) GiB at once", plan(name))
+    said = plan(name, "--model.path", "openai/gpt-oss-20b")
+    both = re.search(
+        r"at most ([\d.]+) GiB at once \(one being written, the kept adapters, what is downloaded, "
+        r"the copy in bfloat16\)", said,
+    )  # fmt: skip
+    assert alone is not None and both is not None
+    assert float(both[1]) - float(alone[1]) == pytest.approx((13.8e9 + 41.8e9) / 2**30, abs=0.1)
