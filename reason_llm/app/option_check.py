@@ -11,7 +11,7 @@ from typing import Any
 
 from reason_llm.app import trackers
 from reason_llm.config import Config, RewardSpec
-from reason_llm.data import chat_template, check_files, load_function, system_prompt
+from reason_llm.data import chat_template, check_files, check_lengths, load_function, system_prompt
 from reason_llm.errors import ReasonError
 from reason_llm.files import check_writable
 from reason_llm.model.plan import plan_only
@@ -71,14 +71,17 @@ def check_options(
     check(lambda: processes.processes_of(config))
     check(lambda: check_writable(config.run.directory / str(config.run.name)))
     is_whole = is_whole and not wrong  # without the rewards the plan would differ
-    check(lambda: table.extend(_planned(config, is_whole)))
+    check(lambda: table.extend(_planned(config, is_whole, is_plan)))
     return config.with_options(without), columns, table if is_whole else []
 
 
-def _planned(config: Config, is_whole: bool) -> list[str]:
+def _planned(config: Config, is_whole: bool, is_plan: bool) -> list[str]:
     """Lines of the memory plan. Of a config that lacks wrong options only the model is checked, on
-    a machine with any amount of memory: the memory may be too little for lack of an option."""
+    a machine with any amount of memory: the memory may be too little for lack of an option. The
+    lengths are checked for ``--plan``; else where the rows are read."""
     if not is_whole:
         config = config.with_options({"memory.budget_gib": 4096, "memory.host_gib": 4096})
     plan = plan_only(config)
+    if is_whole and is_plan:
+        check_lengths(config, plan.limit_tokens)
     return plan.table() + ([ON_THIS_CPU] if plan.machine.kind == "cpu" else [])

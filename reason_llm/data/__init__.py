@@ -5,7 +5,13 @@ from reason_llm.data.families import DATE_OPTION
 from reason_llm.data.faults import Faults
 from reason_llm.data.forms import SIDES, Completed, Example, Problem, read_demonstration
 from reason_llm.data.kept import load_kept
-from reason_llm.data.load import check_files, load_data, load_evaluation, renderer_of
+from reason_llm.data.load import (
+    check_files,
+    check_lengths,
+    load_data,
+    load_evaluation,
+    renderer_of,
+)
 from reason_llm.data.messages import (
     Messages,
     shown,

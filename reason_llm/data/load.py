@@ -132,7 +132,7 @@ def load_data(
         extra_columns,
         end_token_ids,
     )
-    reader.check_options()
+    check_lengths(config, context_tokens)
     if tokenises_later and not reader.asked:
         for each in training:
             each.prompts.encode = reader.renderer.with_ids
@@ -165,6 +165,38 @@ def _held_out(config: Config, name: str, source: str, form: str) -> DataSet:
     share = share_of(source)
     source = source if share is None else config.data.sources[0].source
     return DataSet(name, source, form, share=share)
+
+
+def check_lengths(config: Config, context_tokens: int) -> None:
+    """Raises ConfigError: an option on a length contradicts the context of so many tokens."""
+    section = config.data
+    if config.evaluation_sets:
+        _room(config, context_tokens, is_training=False)
+    if not section.is_offline:
+        room = _room(config, context_tokens, is_training=True)
+        if section.max_prompt_tokens is not None and section.max_prompt_tokens > room:
+            raise ConfigError(
+                f"data.max_prompt_tokens={section.max_prompt_tokens} is more than the {room} "
+                f"that the context leaves for a prompt; set it to {room} or less"
+            )
+    elif not 2 <= (section.max_tokens or context_tokens) <= context_tokens:
+        raise ConfigError(
+            f"data.max_tokens={section.max_tokens} is not from 2 to {context_tokens}, "
+            "the tokens of the context; set it to one of these"
+        )
+
+
+def _room(config: Config, context_tokens: int, is_training: bool) -> int:
+    """Tokens that the context leaves for a prompt."""
+    option, most = "eval.max_new_tokens", config.eval_max_new_tokens
+    if is_training:
+        option, most = "sample.max_new_tokens", config.sample.max_new_tokens
+    if most >= context_tokens:
+        raise ConfigError(
+            f"{option}={most} leaves no prompt room in the context of {context_tokens} "
+            "tokens; lower it"
+        )
+    return context_tokens - most
 
 
 def check_files(config: Config, fault: Fault) -> None:
@@ -278,24 +310,6 @@ class _SetReader:
             self.extra_columns = {*self.extra_columns, CHAT, ROW}
         if (name := self.config.data.preprocess) is not None:
             self.preprocess = load_function(name, "data.preprocess")
-
-    def check_options(self) -> None:
-        """Check the lengths."""
-        section = self.config.data
-        if self.config.evaluation_sets:
-            self._room(is_training=False)
-        if not section.is_offline:
-            room = self._room(is_training=True)
-            if section.max_prompt_tokens is not None and section.max_prompt_tokens > room:
-                raise ConfigError(
-                    f"data.max_prompt_tokens={section.max_prompt_tokens} is more than the {room} "
-                    f"that the context leaves for a prompt; set it to {room} or less"
-                )
-        elif not 2 <= (section.max_tokens or self.context_tokens) <= self.context_tokens:
-            raise ConfigError(
-                f"data.max_tokens={section.max_tokens} is not from 2 to {self.context_tokens}, "
-                "the tokens of the context; set it to one of these"
-            )
 
     def read(self, data_set: DataSet) -> list[Example]:
         """Return the examples of a set that pass all filters but those of length, and count the
@@ -745,16 +759,7 @@ class _SetReader:
         return None
 
     def _room(self, is_training: bool) -> int:
-        """Tokens that the context leaves for a prompt."""
-        option, most = "eval.max_new_tokens", self.config.eval_max_new_tokens
-        if is_training:
-            option, most = "sample.max_new_tokens", self.config.sample.max_new_tokens
-        if most >= self.context_tokens:
-            raise ConfigError(
-                f"{option}={most} leaves no prompt room in the context of {self.context_tokens} "
-                "tokens; lower it"
-            )
-        return self.context_tokens - most
+        return _room(self.config, self.context_tokens, is_training)
 
     def _ask_reader(
         self, name: str, problem: Problem, prompt: Prompt, text: str, room: int

@@ -95,6 +95,8 @@ class Plan:
     machine: Machine
     context_tokens: int
     """Longest prompt plus completion."""
+    limit_tokens: int
+    """The most that the model or the config allows of it."""
     cache_tokens: int
     """KV cache, all sequences together."""
     micro_batch_tokens: int
@@ -323,7 +325,7 @@ def plan(
         )
     wanted = draft.sequences * (draft.held_cache + draft.block_tokens)
     cache = draft.largest(draft.least_cache, wanted, lambda tokens: draft.total(tokens, 1).sampling)
-    return draft.plan(cache, micro_batch)
+    return draft.plan(cache, micro_batch, limit)
 
 
 def element_bytes(config: Config, machine: Machine, quantize: str) -> int:
@@ -667,7 +669,7 @@ class _Draft:
                 break
         return tenths / 10
 
-    def plan(self, cache_tokens: int, micro_batch_tokens: int) -> Plan:
+    def plan(self, cache_tokens: int, micro_batch_tokens: int, limit: int) -> Plan:
         lines = tuple(self.lines(cache_tokens, micro_batch_tokens))
         states, total = self.state_bytes(self.least_cache), _total(lines)
         pool = sum(line.sampling for line in lines if line.name in CACHES)
@@ -694,6 +696,7 @@ class _Draft:
             config=self.config,
             machine=self.machine,
             context_tokens=self.context,
+            limit_tokens=limit,
             cache_tokens=cache_tokens,
             micro_batch_tokens=micro_batch_tokens,
             chunk_tokens=self.chunk_tokens,

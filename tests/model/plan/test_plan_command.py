@@ -199,3 +199,30 @@ def test_the_copy_in_bfloat16_of_a_model_in_mxfp4_is_on_the_disk_too(plan: Comma
     )  # fmt: skip
     assert alone is not None and both is not None
     assert float(both[1]) - float(alone[1]) == pytest.approx((13.8e9 + 41.8e9) / 2**30, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "told"),
+    [
+        (
+            "sft_qwen2.5-7b_24gb.yaml",
+            ["--data.max_tokens", "16000"],
+            "data.max_tokens=16000 is not from 2 to 2048, the tokens of the context",
+        ),
+        (
+            "gsm8k_qwen2.5-7b_24gb.yaml",
+            ["--data.max_prompt_tokens", "4000"],
+            "data.max_prompt_tokens=4000 is more than the 1024 that the context leaves",
+        ),
+        (
+            "sft_qwen2.5-7b_24gb.yaml",
+            ["--model.context_tokens", "null", "--data.max_tokens", "32769"],
+            "data.max_tokens=32769 is not from 2 to 32768",
+        ),
+    ],
+)
+def test_lengths_that_a_run_refuses_are_not_planned(
+    config: str, options: list[str], told: str, plan: Command
+) -> None:
+    said = plan(config, *options, code=2)
+    assert told in said and said.count("error:") == 1 and "fits:" not in said
