@@ -97,6 +97,8 @@ class Plan:
     """Longest prompt plus completion."""
     limit_tokens: int
     """The most that the model or the config allows of it."""
+    full_tokens: int
+    """Longest rollout or row to learn from: the context, or what the options of the data leave."""
     cache_tokens: int
     """KV cache, all sequences together."""
     micro_batch_tokens: int
@@ -160,12 +162,16 @@ class Plan:
             sizes = (_shown(getattr(line, phase)) for phase in phases)
             rows.append(f"{line.name:<52}" + "".join(f"{size:>12}" for size in sizes))
         chosen = [f"context {self.context_tokens:,} tokens"]
+        if self.full_tokens < self.context_tokens:
+            option = f"data.{'max_prompt_tokens' if self.config.samples else 'max_tokens'}"
+            chosen[0] += f" (of full length: {self.full_tokens:,}, by {option}; memory is planned "
+            chosen[0] += "for the context)"
         if self.engine is not None:
             most, whole = self.short_sequences, self.full_sequences
             shorter = f", {most} shorter ones" if whole < most else ""
             chosen.append(f"{min(most, whole)} sequences at once of full length{shorter}")
         if any(line.name == "KV cache" and line.sampling for line in self.lines):
-            in_all = " in all layers" * (self.sequence_tokens < self.context_tokens)
+            in_all = " in all layers" * (self.sequence_tokens < self.full_tokens)
             chosen.append(f"KV cache {self.cache_tokens:,} tokens{in_all}")
         micro_batches = f"micro-batches of {self.micro_batch_tokens:,} tokens"
         if self.tile_tokens is not None:
@@ -459,6 +465,16 @@ class _Draft:
         return self.context * (2 if self.config.learns_pairs else 1)
 
     @property
+    def full_tokens(self) -> int:
+        """The longest rollout or row to learn from that the options of the data leave."""
+        data, most = self.config.data, None
+        if not self.config.samples:
+            most = data.max_tokens if data.is_offline else None
+        elif data.max_prompt_tokens is not None:
+            most = data.max_prompt_tokens + self.config.sample.max_new_tokens
+        return min(self.context, most or self.context)
+
+    @property
     def under_vllm(self) -> bool:
         return self.config.sample.engine == "vllm"
 
@@ -499,12 +515,12 @@ class _Draft:
     def least_cache(self) -> int:
         """Tokens of the cache that one sequence needs: in layers with a window, vLLM 0.32 reserves
         it and two batches in flight (SlidingWindowSpec.max_admission_blocks_per_request)."""
-        return self._in_all_layers(2 * self.prefill_tokens) + self.block_tokens
+        return self._in_all_layers(self.context, 2 * self.prefill_tokens) + self.block_tokens
 
     @property
     def held_cache(self) -> int:
-        """Tokens of the cache that a sequence of full length takes while it is decoded."""
-        return self._in_all_layers(0)
+        """Tokens of the cache that a sequence as long as the context takes while it is decoded."""
+        return self._in_all_layers(self.context, 0)
 
     @property
     def block_tokens(self) -> int:
@@ -520,12 +536,12 @@ class _Draft:
         ours gives each row its full length."""
         return self.under_vllm and self.machine.kind == "cuda" and bool(self.shape.windows)
 
-    def _in_all_layers(self, more: int) -> int:
-        """Tokens with keys in all layers that take as much as the context with ``more`` than the
-        window in the layers that have one."""
+    def _in_all_layers(self, tokens: int, more: int) -> int:
+        """Tokens with keys in all layers that take as much as so many with ``more`` than the window
+        in the layers that have one."""
         if not self.frees_windows:
-            return self.context
-        return math.ceil(self.shape.key_elements(self.context, more) / self.shape.cached)
+            return tokens
+        return math.ceil(self.shape.key_elements(tokens, more) / self.shape.cached)
 
     def state_bytes(self, cache_tokens: int) -> int:
         """Bytes of the recurrent states of the sequences of full length that fit into the cache:
@@ -692,11 +708,13 @@ class _Draft:
             self.context, pool, micro_batch_tokens, self.sequences, self.skip_every,
             state_bytes=states, element_bytes=self.element_bytes, frees_windows=self.frees_windows,
         )  # fmt: skip
+        full = replace(sizes, context=self.full_tokens)  # held-out rows may be longer
         return Plan(
             config=self.config,
             machine=self.machine,
             context_tokens=self.context,
             limit_tokens=limit,
+            full_tokens=self.full_tokens,
             cache_tokens=cache_tokens,
             micro_batch_tokens=micro_batch_tokens,
             chunk_tokens=self.chunk_tokens,
@@ -709,12 +727,14 @@ class _Draft:
             checkpoint_bytes=self._checkpoint_bytes,
             written_bytes=self._written_bytes,
             sequence_bytes=self._logit_bytes + self._counts_bytes,
-            sequence_tokens=self.least_cache if states else self.held_cache,
+            sequence_tokens=self.least_cache
+            if states
+            else self._in_all_layers(self.full_tokens, 0),
             short_sequences=int(sizes.sequences(0)),
-            phases=tuple(bound.phases(self.config, self.shape, sizes, self.outside, self.team)),
+            phases=tuple(bound.phases(self.config, self.shape, full, self.outside, self.team)),
             evaluations=bound.evaluations(self.config, self.shape, sizes, self.team, self.held_out),
             team=self.team,
-            alone=bound.phases(self.config, self.shape, sizes)[0]
+            alone=bound.phases(self.config, self.shape, full)[0]
             if self.team.samples_ahead
             else None,
             skip_every=self.skip_every,

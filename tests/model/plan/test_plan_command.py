@@ -226,3 +226,26 @@ def test_lengths_that_a_run_refuses_are_not_planned(
 ) -> None:
     said = plan(config, *options, code=2)
     assert told in said and said.count("error:") == 1 and "fits:" not in said
+
+
+def seconds(said: str) -> float:
+    found = re.search(r"a step of full length takes at least ([\d.]+) s", said)
+    assert found is not None
+    return float(found[1])
+
+
+def test_the_time_is_of_rows_as_long_as_the_data_allows(plan: Command) -> None:
+    """A quarter of the tokens take at most a quarter of the time: attention even less."""
+    name = "sft_qwen2.5-7b_24gb.yaml"
+    said = plan(name, "--data.max_tokens", "512")
+    assert 0.2 * seconds(plan(name)) < seconds(said) <= 0.26 * seconds(plan(name))
+    assert "context 2,048 tokens (of full length: 512, by data.max_tokens; memory is" in said
+    name = "gsm8k_qwen2.5-7b_24gb.yaml"
+    long, short = plan(name), plan(name, "--data.max_prompt_tokens", "256")
+    assert seconds(short) < seconds(long)
+    assert "(of full length: 1,280, by data.max_prompt_tokens; memory is" in short
+    assert "of full length:" not in long
+    at_once = [
+        re.search(r", ([\d,]+) sequences at once of full length", said) for said in (long, short)
+    ]
+    assert at_once[0] and at_once[1] and int(at_once[0][1]) < int(at_once[1][1])
