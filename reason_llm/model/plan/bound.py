@@ -130,6 +130,9 @@ class OutsideModel:
     """Bytes of a pass over so many tokens, with so many tokens' logits at once."""
     phase: Callable[[Config, Sizes], Phase]
     """Its time in a step."""
+    packed: "OutsideModel | None" = None
+    """The same in NF4, where that is possible; the option is then ``quantize`` of the section with
+    its name."""
 
 
 @dataclass(frozen=True, slots=True)

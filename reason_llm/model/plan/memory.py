@@ -855,11 +855,33 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
     nf4, packed = "model.quantize to nf4", with_option("model.quantize", "nf4")
     if draft.can_pack and fits(packed):
         fixes.append(nf4)
+    for each in draft.outside:
+        others = tuple(other for other in draft.outside if other is not each)
+        if each.packed is not None and fits(replace(draft, outside=(*others, each.packed))):
+            fixes.append(f"{each.name}.quantize to nf4")
+    optimizer, small = config.train.optimizer, "adamw_8bit"
+    if (
+        draft.is_full
+        and machine.kind == "cuda"
+        and OPTIMIZER_BYTES[optimizer] > OPTIMIZER_BYTES[small]
+        and fits(with_option("train.optimizer", small))
+    ):
+        fixes.append(f"train.optimizer to {small}")
+    if config.model.dtype == "float32" and machine.kind == "cuda":
+        halved = with_option("model.dtype", "bfloat16")
+        engines = {config.sample.engine, *(["vllm"] if config.judges_answers else [])}
+        configs = [halved.config.with_options({"sample.engine": each}) for each in engines]
+        if all(fits(replace(halved, config=each)) for each in configs):
+            fixes.append("model.dtype to bfloat16")
     fixes += shorter(draft)
     if draft.can_pack and not fixes:
         fixes += [f"{nf4} and {each}" for each in shorter(packed)]
     needed = getattr(total, phase)
-    fixes.append(f"memory.budget_gib to {draft.least_budget()} or more, if there is as much")
+    less = ""
+    if draft.can_pack and not fits(packed):
+        less = f" ({packed.least_budget()} with model.quantize=nf4)"
+    budget = f"memory.budget_gib to {draft.least_budget()} or more{less}"
+    fixes.append(f"{budget}, if there is as much")
     where = " on the CPU of this machine, which has no GPU" if machine.kind == "cpu" else ""
     if machine.budget_bytes <= GIB:
         where += ": it is in GiB, not a fraction, 24 for a card of 24 GB"

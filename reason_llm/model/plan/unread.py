@@ -228,12 +228,17 @@ def outside_models(config: Config, machine: Machine) -> Iterator[OutsideModel]:
     for name, section in config.reader_models.items():
         with naming_section(name):
             shape = shape_of(section)
-        yield _like_the_base(name, section, shape, element_bytes(config, machine, section.quantize))
+        kinds = [section.quantize]
+        if kinds == ["none"] and machine.kind == "cuda" and shape.can_pack:
+            kinds.append("nf4")
+        found, *packed = (
+            _like_the_base(name, kind, shape, element_bytes(config, machine, kind))
+            for kind in kinds
+        )
+        yield replace(found, packed=packed[0] if packed else None)
 
 
-def _like_the_base(name: str, section: ModelSection, shape: Shape, size: int) -> OutsideModel:
-    kind = section.quantize
-
+def _like_the_base(name: str, kind: str, shape: Shape, size: int) -> OutsideModel:
     def passing_bytes(tokens: int, chunk_tokens: int) -> int:
         chunk = chunk_bytes(shape.vocabulary, size, shape.has_softcap) * chunk_tokens
         widest = max(shape.packable) * 2 * 2 if kind == "nf4" else 0

@@ -249,3 +249,48 @@ def test_the_time_is_of_rows_as_long_as_the_data_allows(plan: Command) -> None:
         re.search(r", ([\d,]+) sequences at once of full length", said) for said in (long, short)
     ]
     assert at_once[0] and at_once[1] and int(at_once[0][1]) < int(at_once[1][1])
+
+
+TEACHER = ["--teacher.model", "Qwen/Qwen2.5-14B-Instruct", "--teacher.quantize", "none"]
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "advised"),
+    [
+        (
+            "distill_qwen2.5-1.5b_24gb.yaml",
+            [*TEACHER, "--memory.host_gib", "64"],
+            ("teacher.quantize", "nf4"),
+        ),
+        (
+            "full_qwen2.5-3b_24gb.yaml",
+            ["--train.optimizer", "adamw", "--memory.host_gib", "64"],
+            ("train.optimizer", "adamw_8bit"),
+        ),
+        (
+            "full_qwen2.5-3b_24gb.yaml",
+            ["--model.dtype", "float32", "--memory.host_gib", "64"],
+            ("model.dtype", "bfloat16"),
+        ),
+    ],
+)
+def test_a_smaller_form_is_advised_where_it_is_enough(
+    config: str, options: list[str], advised: tuple[str, str], plan: Command
+) -> None:
+    name, value = advised
+    said = plan(config, *options, code=2)
+    assert f"set {name} to {value}, or" in said
+    assert "fits: " in plan(config, *options, f"--{name}", value)
+    said = plan(config, *options, "--memory.budget_gib", "3", code=2)
+    assert name not in said
+
+
+def test_a_budget_that_is_enough_in_nf4_is_named_too(plan: Command) -> None:
+    name = "math_gemma-4-12b_48gb.yaml"
+    said = plan(name, "--memory.budget_gib", "12", code=2)
+    found = re.search(
+        r"memory\.budget_gib to ([\d.]+) or more \(([\d.]+) with model\.quantize=nf4\), if", said
+    )
+    assert found is not None and float(found[2]) < 17 < float(found[1])
+    assert "fits: " in plan(name, "--model.quantize", "nf4", "--memory.budget_gib", found[2])
+    assert "fits: " in plan(name, "--memory.budget_gib", found[1])
