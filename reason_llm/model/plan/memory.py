@@ -163,15 +163,17 @@ class Plan:
             rows.append(f"{line.name:<52}" + "".join(f"{size:>12}" for size in sizes))
         chosen = [f"context {self.context_tokens:,} tokens"]
         if self.full_tokens < self.context_tokens:
-            option = f"data.{'max_prompt_tokens' if self.config.samples else 'max_tokens'}"
-            chosen[0] += f" (of full length: {self.full_tokens:,}, by {option}; memory is planned "
-            chosen[0] += "for the context)"
+            samples = self.config.samples
+            option = "data.max_prompt_tokens" if samples else "data.max_tokens"
+            chosen[0] += f" ({'rollouts' if samples else 'rows'} of at most {self.full_tokens:,} "
+            chosen[0] += f"by {option}; memory is planned for the context)"
         if self.engine is not None:
             most, whole = self.short_sequences, self.full_sequences
             shorter = f", {most} shorter ones" if whole < most else ""
             chosen.append(f"{min(most, whole)} sequences at once of full length{shorter}")
         if any(line.name == "KV cache" and line.sampling for line in self.lines):
-            in_all = " in all layers" * (self.sequence_tokens < self.full_tokens)
+            longest = self.full_tokens if self.config.samples else self.context_tokens
+            in_all = " in all layers" * (self.sequence_tokens < longest)
             chosen.append(f"KV cache {self.cache_tokens:,} tokens{in_all}")
         micro_batches = f"micro-batches of {self.micro_batch_tokens:,} tokens"
         if self.tile_tokens is not None:
@@ -729,7 +731,7 @@ class _Draft:
             sequence_bytes=self._logit_bytes + self._counts_bytes,
             sequence_tokens=self.least_cache
             if states
-            else self._in_all_layers(self.full_tokens, 0),
+            else self._in_all_layers(self.full_tokens if self.config.samples else self.context, 0),
             short_sequences=int(sizes.sequences(0)),
             phases=tuple(bound.phases(self.config, self.shape, full, self.outside, self.team)),
             evaluations=bound.evaluations(self.config, self.shape, sizes, self.team, self.held_out),

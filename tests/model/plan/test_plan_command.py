@@ -239,12 +239,14 @@ def test_the_time_is_of_rows_as_long_as_the_data_allows(plan: Command) -> None:
     name = "sft_qwen2.5-7b_24gb.yaml"
     said = plan(name, "--data.max_tokens", "512")
     assert 0.2 * seconds(plan(name)) < seconds(said) <= 0.26 * seconds(plan(name))
-    assert "context 2,048 tokens (of full length: 512, by data.max_tokens; memory is" in said
+    assert "context 2,048 tokens (rows of at most 512 by data.max_tokens; memory is" in said
+    evaluated = ", 123 sequences at once of full length"  # whose prompts it does not limit
+    assert evaluated in said and evaluated in plan(name)
     name = "gsm8k_qwen2.5-7b_24gb.yaml"
     long, short = plan(name), plan(name, "--data.max_prompt_tokens", "256")
     assert seconds(short) < seconds(long)
-    assert "(of full length: 1,280, by data.max_prompt_tokens; memory is" in short
-    assert "of full length:" not in long
+    assert "(rollouts of at most 1,280 by data.max_prompt_tokens; memory is" in short
+    assert "of at most" not in long
     at_once = [
         re.search(r", ([\d,]+) sequences at once of full length", said) for said in (long, short)
     ]
