@@ -76,7 +76,7 @@ def test_yaml_is_a_config_with_rewards_that_can_be_made(block: Block) -> None:
         assert len(scorer.rewards) == len(config.score.rewards)
 
 
-def score(rewards: list[dict[str, Any]], texts: list[str], **extra: Any) -> list[dict[str, float]]:
+def score(rewards: list[Any], texts: list[str], **extra: Any) -> list[dict[str, float]]:
     completions = tuple(Completion((1,) * len(text), text, (0.0,), "stop") for text in texts)
     group = Group(Prompt("mine:1", "What is 9 * 2?", (), "18", extra), completions)
     with Scorer(ScoreSection.model_validate({"rewards": rewards}), 512) as scorer:
@@ -104,6 +104,23 @@ def test_the_custom_rewards_of_the_docs_do_what_they_say() -> None:
     assert [each["in_the_right_unit"] for each in found] == [1, 0, 0]
     brief, long, wrong = (each["shorter_is_better"] for each in found)
     assert brief > long > wrong == 0
+
+
+def test_the_recipe_for_a_reward_of_verl_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (recipe,) = [block.text for block in PYTHON if "compute_score(" in block.text]
+    theirs = (
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    right = ground_truth in solution_str\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    columns = {"data_source": "sums", "reward_model": {"ground_truth": "18"}, "extra_info": {}}
+    assert recipe.rstrip().endswith("extra_info)")
+    for ends, call in (("right", recipe), ('{"score": right}', f'{recipe.rstrip()}["score"]\n')):
+        (tmp_path / "my_rewards.py").write_text(f"{theirs}    return {ends}\n\n\n{call}")
+        found = score(["my_rewards.py:score"], ["It is 18", "19"], **columns)
+        assert [each["score"] for each in found] == [1, 0]
 
 
 @pytest.mark.usefixtures("beside_my_rewards")

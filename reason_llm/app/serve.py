@@ -39,7 +39,6 @@ from reason_llm.data import chat_template
 from reason_llm.errors import ConfigError, ReasonError, one_line
 from reason_llm.files import without_panics, write_atomically
 from reason_llm.model import adapters, base, default_device, load_tokenizer, positions
-from reason_llm.model.vllm import MAX_LORA_RANKS
 from reason_llm.rollout import Completion, FinishReason, Prompt
 from reason_llm.run.store import folder as run_folder
 from reason_llm.sample import openai_api, stream
@@ -517,10 +516,7 @@ def vllm_command(
         options += ["--chat-template", str(file)]
     if adapter is None:  # also a run that trained all weights: its folder is the model
         return ["vllm", "serve", config.model.path, "--served-model-name", name, *options]
-    rank = adapters.section_of(adapter).rank
-    max_rank = next((limit for limit in MAX_LORA_RANKS if limit >= rank), MAX_LORA_RANKS[-1])
-    options += ["--enable-lora", "--max-lora-rank", str(max_rank)]
-    options += ["--lora-modules", f"{name}={adapter}"]
+    options += adapters.vllm_options(adapter, name, str(adapter))
     return ["vllm", "serve", config.model.path, *options]
 
 

@@ -299,6 +299,9 @@ def _problems(
         if same[0]["type"] == "missing" and f"did you mean {key}?" in before:
             yield "", {key}  # it is misspelt
             continue
+        if same[0]["type"] == "extra_forbidden" and (lines := _answers(key, same[0]["input"])):
+            yield from ((f"{path}: {line}", {key}) for line in lines)
+            continue
         for problem in _problem(key, same[0], same).split("\n"):
             named = {key, *_OPTION.findall(problem)} - {""}
             line = _line(
@@ -307,6 +310,17 @@ def _problems(
             before += line
             is_of_options = same[0]["type"] == "value_error" and key in ("", *Config.model_fields)
             yield line, named - {key} if is_of_options else {key}
+
+
+def _answers(key: str, section: Any) -> list[str]:
+    """Return the answer to each value in an unknown section that has other trainers' options, as
+    verl's ``trainer: {save_freq: 20}``; empty for any other value."""
+    if not isinstance(section, dict) or other_names.equivalent(key, "", ()):
+        return []
+    values = list(flatten(section, f"{key}."))
+    if not any(other_names.equivalent(name, "", ()) for name, _ in values):
+        return []
+    return [unknown_key(name, f"unknown key {name!r}", value=value) for name, value in values]
 
 
 def _overlap(keys: Iterable[str], others: Collection[str]) -> bool:
@@ -370,7 +384,7 @@ _LIMITS = {"less_than", "less_than_equal", "greater_than", "greater_than_equal"}
 def _problem(key: str, first: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> str:
     """Describe a wrong value, by all its problems: a union has one for each type."""
     if ours := other_names.equivalent_value(key, first["input"]):
-        return f"is a value of TRL; set it to {ours}{other_names.note(key)}"
+        return f"is a value of another trainer; set it to {ours}{other_names.note(key)}"
     if len(same) == 1 or first["type"] in ("value_error", "extra_forbidden"):
         return wrong(first)
     if (limit := next((each for each in same if each["type"] in _LIMITS), None)) is not None:

@@ -1,5 +1,5 @@
 """Equivalents of the options of TRL, Unsloth and verl (``other_names.yaml``), and of values of
-TRL's options (``other_values.yaml``), for error messages."""
+their options (``other_values.yaml``), for error messages."""
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -26,14 +26,14 @@ def equivalents() -> dict[str, dict[str, Any]]:
 
 @cache
 def equivalent_values() -> dict[str, dict[str, str]]:
-    """Return our values by our option and TRL's value in lower case."""
+    """Return our values by our option and another trainer's value in lower case."""
     table: dict[str, dict[str, str]]
     table = yaml.safe_load(read_text(Path(__file__).with_name("other_values.yaml")))
     return table
 
 
 def equivalent_value(option: str, value: Any) -> str | None:
-    """Return our name of a value that is TRL's, such as adamw for ``adamw_torch``."""
+    """Return our name of another trainer's value, such as adamw for ``adamw_torch``."""
     return equivalent_values().get(option, {}).get(str(value)[:100].lower())
 
 

@@ -28,6 +28,7 @@ from reason_llm.files import MIB, read_object, regular, replacing_folder
 from reason_llm.model import score_head
 from reason_llm.model.families import UNADAPTED
 from reason_llm.model.folder import check_written, header_shapes
+from reason_llm.model.sizes import MAX_LORA_RANKS
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -433,6 +434,15 @@ def num_parameters(folder: Path) -> int:
     cannot be read."""
     with _reading(folder / WEIGHTS):
         return sum(map(math.prod, header_shapes(folder / WEIGHTS).values()))
+
+
+def vllm_options(folder: Path, name: str, place: str) -> list[str]:
+    """Options of ``vllm serve`` for the adapter in ``folder``, which it loads from ``place``: a
+    folder or a name on the Hub. Raises ModelError: as ``read_config``."""
+    rank = read_config(folder).r
+    max_rank = next((limit for limit in MAX_LORA_RANKS if limit >= rank), MAX_LORA_RANKS[-1])
+    modules = f"{name}={place}"
+    return ["--enable-lora", "--max-lora-rank", str(max_rank), "--lora-modules", modules]
 
 
 def section_of(folder: Path) -> AdapterSection:

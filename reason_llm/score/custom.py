@@ -52,6 +52,11 @@ OF_TRAINER = {"log_extra", "log_metric", *(side.ARGUMENT for side in rollout_sid
 """Arguments that TRL's trainer passes besides columns."""
 NOT_OF_TRL = {*OF_ONE, "all_token_ids", "prompt", "trainer_state"}
 """Arguments that a function of TRL's form does not get here."""
+VERL = (
+    "; for verl's compute_score write a function that calls it: def score(completion, data_source, "
+    "reward_model, extra_info): return compute_score(data_source, completion, "
+    'reward_model["ground_truth"], extra_info)'
+)
 MAX_LOGGED, MAX_NAME_CHARACTERS = 64, 64
 """Metrics of one function, and characters of their names."""
 MAX_COLUMNS, MAX_VALUE_CHARACTERS = 16, 1000
@@ -119,6 +124,7 @@ class CustomReward:
                 raise ConfigError(
                     f"score.rewards: {where} must take either completion or token_ids, or "
                     f"completions or all_token_ids; it takes {', '.join(self._names) or 'nothing'}"
+                    + (VERL if {"solution_str", "ground_truth"} <= named.keys() else "")
                 )
 
     def one(self, prompt: Prompt, completion: Completion) -> float:
@@ -287,7 +293,8 @@ def _number(value: Any, where: str) -> float:
         return math.nan
     if isinstance(value, SupportsFloat) and -LARGEST <= value <= LARGEST:  # type: ignore[operator]
         return float(value)  # nan is not within
+    key = '; return one value of it, such as ["score"]' if isinstance(value, Mapping) else ""
     raise ValueError(
         f"{where} gave {str(value)[:60]!r}; it must give a number from {-LARGEST:g} to {LARGEST:g},"
-        " or None for no reward"
+        f" or None for no reward{key}"
     )

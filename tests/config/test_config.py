@@ -279,7 +279,7 @@ def test_the_page_for_those_who_come_from_elsewhere_is_the_table() -> None:
         assert whose in text
     table = equivalents().items()
     assert found == {name: (each["options"], each.get("note", "")) for name, each in table}
-    values = re.findall(r"^\| `([\w.]+): (\w+)` \| `\1: (\w+)` \|$", text, re.MULTILINE)
+    values = re.findall(r"^\| `([\w.]+): ([\w-]+)` \| `\1: (\w+)` \|$", text, re.MULTILINE)
     assert values == [
         (option, *pair) for option, ours in equivalent_values().items() for pair in ours.items()
     ]
@@ -291,8 +291,60 @@ def test_values_of_others_lead_to_values_that_exist() -> None:
         for theirs, value in ours.items():
             options = {"model.path": "x", "data.train": "x", "stage": stage}
             assert load(None, {**options, option: value})
-            with pytest.raises(ConfigError, match=rf"is a value of TRL; set it to {value}( \(|$)"):
+            with pytest.raises(
+                ConfigError, match=rf"is a value of another trainer; set it to {value}( \(|$)"
+            ):
                 load(None, {**options, option: yaml_text.parse(theirs)})
+
+
+def test_a_file_of_verl_is_answered_as_its_dotted_names_are(tmp_path: Path) -> None:
+    text = (
+        "actor_rollout_ref: {rollout: {n: 8}, actor: {optim: {lr: 1e-6}, hybrid: true}}\n"
+        "trainer: {save_freq: 20}\n"
+        "algorithm: {adv_estimator: grpo, kl_ctrl: {kl_coef: 0.001}}\n"
+        "data: {train: x, train_batch_size: 64}\ntrian: {a: {b: 1}}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, text))
+    told = "\n".join([str(caught.value), *caught.value.__notes__])
+    for key, answer in (
+        ("actor_rollout_ref.rollout.n", "rollout.n of verl is sample.completions_per_prompt here"),
+        ("actor_rollout_ref.actor.optim.lr", "lr of verl is train.learning_rate here"),
+        ("actor_rollout_ref.actor.hybrid", "see --help for the sections of options"),
+        ("trainer.save_freq", "save_freq of verl is run.save_every here"),
+        ("algorithm.kl_ctrl.kl_coef", "kl_coef of verl is algorithm.kl_coefficient here"),
+        ("data.train_batch_size", "train_batch_size of verl is sample.prompts_per_step here"),
+        ("trian", "did you mean train?"),
+    ):
+        (line,) = [each for each in told.splitlines() if f"unknown key {key!r}" in each]
+        assert answer in line
+    assert (
+        "write algorithm.name: grpo, algorithm.aggregation: token_mean, algorithm.kl: none" in told
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "answer"),
+    [
+        ("algorithm.adv_estimator=grpo", "--algorithm.aggregation token_mean --algorithm.kl none"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "train_batch_size divided by ppo_mini"),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", "aggregation sequence_mean"),
+        ("actor_rollout_ref.actor.kl_loss_type=low_var_kl", "write --algorithm.kl k3"),
+        ("actor_rollout_ref.actor.use_kl_loss=False", "write --algorithm.kl none"),
+        ("algorithm.adv_estimator=gae", "write --algorithm.name ppo --algorithm.kl none"),
+        ("algorithm.kl_ctrl.kl_coef=0.001", "--algorithm.kl_place reward"),
+        ("actor_rollout_ref.rollout.val_kwargs.n=4", "val_kwargs.n of verl is --eval.samples here"),
+        ("actor_rollout_ref.rollout.name=vllm", "rollout.name of verl is --sample.engine here"),
+        ("custom_reward_function.path=a.py", "is --score.rewards here"),
+        ("custom_reward_function.name=f", "is --score.rewards here"),
+        ("data.truncation=error", "has no option here: longer prompts are dropped"),
+        ("trainer.save_freq=-1", "-1 (never) has no equivalent"),
+    ],
+)
+def test_verls_form_is_answered_with_what_to_write(word: str, answer: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(word)
+    assert answer in str(caught.value)
 
 
 def test_packing_of_trl_is_answered_with_what_it_does_to_the_batch() -> None:
@@ -319,13 +371,16 @@ def test_values_of_trl_are_written_as_options_that_exist() -> None:
     from trl import GRPOConfig
 
     text = (ROOT / "docs" / "coming_from.md").read_text()
-    table = re.findall(r"^\| `(\w+): (\w+)` \| `(.+)` \|$", text, re.MULTILINE)
-    shown = {(name, value): ours.split("`, `") for name, value, ours in table}
+    table = re.findall(r"^\| `([\w.]+): ([\w-]+)` \| `(.+)` \|$", text, re.MULTILINE)
+    shown = {
+        (name, value): ours.split("`, `") for name, value, ours in table if name in equivalents()
+    }
     for name, each in equivalents().items():
         for theirs, ours in each.get("values", {}).items():
             named = {key: 0.5 if value == "number" else value for key, value in ours.items()}
             stage = "preference" if any(key.startswith("preference.") for key in ours) else "rl"
-            named = {key: 2 if key.startswith("sample.") else value for key, value in named.items()}
+            whole = ("sample.", "algorithm.delta")
+            named = {key: 2 if key.startswith(whole) else value for key, value in named.items()}
             load(None, {"model.path": "x", "data.train": "x", "stage": stage, **named})
             if theirs != "number":
                 assert shown.pop((name, theirs)) == [f"{k}: {v}" for k, v in ours.items()]

@@ -212,7 +212,10 @@ def test_the_adapter_alone(
     ours = parity.logprobs(PeftModel.from_pretrained(model, out), rollouts_of(run), 1.0)
     assert torch.equal(ours, parity.logprobs(policy_of(run, torch.float32), rollouts_of(run), 1.0))
     assert not list(out.glob("model*.safetensors"))
-    assert "PeftModel.from_pretrained" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "PeftModel.from_pretrained" in card
+    options = "--enable-lora --max-lora-rank 8 --lora-modules adapter=me/sums"
+    assert f"\n```bash\nvllm serve {TINY} {options}\n```\n" in card
     # And exported again, from itself, and converted: there are no rollouts, so some are sampled.
     base = shutil.copytree(TINY, tmp_path / "base")
     (base / "tokenizer.model").write_bytes(b"pieces")

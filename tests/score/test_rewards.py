@@ -532,6 +532,12 @@ def stars(*completion):
 
 def neither(prompt):
     return 1
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": 1.0}
+
+def whole(completion):
+    return {"score": 1.0}
 """
 
 
@@ -579,6 +585,10 @@ def test_a_custom_reward_takes_what_it_names(custom: Path) -> None:
         ("just_less", r"gave '-1000000001.0'; it must give a number from"),
         ("just_more", r"gave '1000000001.0'; it must give a number from"),
         ("words", r"gave '1'; it must give a number from"),
+        (
+            "whole",
+            r"from -1e\+09 to .* for no reward; return one value of it, such as \[\"score\"\]",
+        ),
         ("text", r"gave 11 and no list; it must give a list"),
         ("by_name", r"gave \{1: 2, 3: 4\} and no list; it must give a list"),
         ("stops", r"failed on p#0 \(RuntimeError: .*stops raised GeneratorExit"),
@@ -605,7 +615,7 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
         assert scorer.take_counts()["score/errors"] == 0
     values = [c.reward for c in scored.completions]
     assert values == ([1, 0] if function in ("leaves", "interrupts", "broken", "hung") else [0, 0])
-    of_each = ("nan", "huge", "short", "less", "just_less", "just_more", "words", "stops")
+    of_each = ("nan", "huge", "short", "less", "just_less", "just_more", "words", "whole", "stops")
     assert counts["score/errors"] == (2 if function in of_each else 1)
 
 
@@ -627,6 +637,11 @@ def test_a_reward_that_fails_stops_with_the_rollout_or_counts_zero(
         ({"custom": "{mine}:stars"}, r"takes \* or positional"),
         ({"custom": "{mine}:placed"}, r"takes \* or positional"),
         ({"custom": "{mine}:neither"}, r"must take either completion .* it takes prompt"),
+        (
+            {"custom": "{mine}:compute_score"},
+            r"it takes data_source.*; for verl's compute_score write .*: def score\(completion, "
+            r'.*return compute_score\(data_source, completion, reward_model\["ground_truth"\], ',
+        ),
         ({"custom": "{mine}:both"}, r"must take either .* it takes completion, completions"),
     ],
 )

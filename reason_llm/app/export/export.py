@@ -2,6 +2,7 @@
 config and card. The folder is written under another name and renamed after all checks passed."""
 
 import logging
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -376,6 +377,13 @@ def _describe(
         described = merging.read_json(job.base_folder / "config.json")
         names = ("rope_parameters", "max_position_embeddings")
         extended = {name: described[name] for name in names}
+    command: list[str] = []
+    if request.adapter_only:
+        command = ["vllm", "serve", job.base]
+        if extended:
+            command += ["--hf-overrides", orjson.dumps(extended).decode()]
+        place = request.push or str(request.out)
+        command += adapters.vllm_options(job.adapter, request.out.name, place)
     card = ModelCard(
         name=request.push or request.out.name,
         folder=None if request.push else request.out,
@@ -388,6 +396,7 @@ def _describe(
         adapter=job.adapter,
         loader=base.auto_class(str(job.base_folder)).__name__,
         base_options=extended,
+        serve=shlex.join(command),
     )
     if reward_model.is_one(job.adapter):
         card = reward_model.on_card(card)

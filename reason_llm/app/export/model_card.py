@@ -51,6 +51,8 @@ class ModelCard:
     """Folder that it is loaded from; None: the Hub has it under its name."""
     base_options: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the base's config with which an adapter alone has to be loaded."""
+    serve: str = ""
+    """Command of vLLM that serves an adapter alone; empty: there is none."""
 
 
 def licence_of(base: Path) -> str | None:

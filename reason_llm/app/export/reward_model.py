@@ -59,7 +59,7 @@ def head_of(adapter: Path) -> Tensor:
 def on_card(card: ModelCard) -> ModelCard:
     """The card of a reward model, from that of a policy."""
     loader = AutoModelForSequenceClassification.__name__
-    return replace(card, task="text-classification", merged_loader=loader)
+    return replace(card, task="text-classification", merged_loader=loader, serve="")
 
 
 def configured(config: dict[str, Any], folder: Path, pad_token_id: int) -> dict[str, Any]:

@@ -174,11 +174,13 @@ def _settings(config: Config) -> Iterator[str]:
     train, adapter = config.train, config.model.adapter
     rows = f"{train.rows_per_step} rows"
     if config.samples:
-        sample, row = config.sample, config.algorithm.row()
+        sample = config.sample
         rows = f"{sample.prompts_per_step} prompts x {sample.completions_per_prompt} completions"
-        rows += "; no KL" if row.kl == "none" else f"; KL {row.kl} x {row.kl_coefficient:g}"
-        rows += _clipping(row)
     yield f"{config.method.name}: steps of {rows}"
+    if config.samples:
+        row = config.algorithm.row()
+        kl = "no KL" if row.kl == "none" else f"KL {row.kl} x {row.kl_coefficient:g}"
+        yield f"objective: aggregation {row.aggregation}; {kl}{_clipping(row)}"
     updates, total = train.epochs * train.optimizer_steps, config.policy_optimizer_steps
     warm_up = f"warm-up {train.warmup_steps}" if train.warmup_steps > 1 else ""
     if updates > 1 or warm_up:
