@@ -6,6 +6,7 @@
 
 import json
 import math
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,12 @@ def test_a_run_and_its_export(short: Path, tmp_path: Path, script: Call) -> None
     assert merged.rope_parameters["rope_type"] == "yarn"
     code, shown, error = script("export.py", run, "--out", tmp_path / "alone", "--adapter-only")
     assert code == 0, shown + error
-    assert "'max_position_embeddings': 256" in (tmp_path / "alone" / "README.md").read_text()
+    card = (tmp_path / "alone" / "README.md").read_text()
+    assert "'max_position_embeddings': 256" in card
+    (command,) = [line for line in card.splitlines() if line.startswith("vllm serve")]
+    options = shlex.split(command)
+    overrides = json.loads(options[options.index("--hf-overrides") + 1])
+    assert overrides["max_position_embeddings"] == 256
 
 
 @pytest.mark.long
