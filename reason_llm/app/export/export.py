@@ -378,8 +378,8 @@ def _describe(
         names = ("rope_parameters", "max_position_embeddings")
         extended = {name: described[name] for name in names}
     command: list[str] = []
-    if request.adapter_only:
-        command = ["vllm", "serve", job.base]
+    if request.adapter_only and not adapters.read_config(job.adapter).target_parameters:
+        command = ["vllm", "serve", job.base]  # vLLM reads no adapter of experts in PEFT's form
         if extended:
             command += ["--hf-overrides", orjson.dumps(extended).decode()]
         place = request.push or str(request.out)
