@@ -73,7 +73,8 @@ def test_an_adapter_that_no_run_writes_is_refused(option: str, plan: Command) ->
     ]
     said = plan(name, *options, code=2)
     assert f"{option[2:]}=Qwen/Qwen3-8B is not a folder; name the adapter/ of a run" in said
-    started = plan("quickstart.yaml", "--model.start", "Qwen/Qwen3-8B", code=2, plan=False)
+    options = ["--run.name", "refused_start", "--model.start", "Qwen/Qwen3-8B"]
+    started = plan("quickstart.yaml", *options, code=2, plan=False)
     assert "model.start=Qwen/Qwen3-8B is not a folder; name the adapter/ of a run" in started
 
 
