@@ -1,4 +1,4 @@
-"""``python scripts/benchmark.py gpu --out docs/gpu_table.md``; ``... cpu``; ``... replicas``."""
+"""``python scripts/benchmark.py gpu --out docs/gpu_table.md``; ``... cpu``; ``... gpu-check``."""
 
 import argparse
 import os
@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
-from benchmarks import device, pack, sides, symbols
-from benchmarks.models import MULTIMODAL, ROOT, SHAPES, make
+from benchmarks import device, pack, sides
+from benchmarks.models import MULTIMODAL, SHAPES, make
 from benchmarks.work import VARIANTS, WORKLOADS
 
 from reason_llm.errors import ReasonError
@@ -54,19 +53,11 @@ def main() -> int:
     add.add_argument("--threads", type=int, default=1, help="of each process (default: 1)")
     add.add_argument("--trl-rows", type=int, help="rows of TRL's passes (default: the best found)")
     add.add_argument("--extras", nargs="*", choices=VARIANTS, help="other settings (default: all)")
-    add = parts.add_parser("replicas", help="replicas and sampling ahead, on a CPU", parents=[out])
-    add.add_argument("--repeats", type=_one_or_more, default=3, help="pairs of runs (default: 3)")
-    add.add_argument("--steps", type=int, default=5, help="of a run that count (default: 5)")
-    add.add_argument("--replicas", type=int, default=2)
-    add.add_argument("--small", action="store_true", help="tiny sizes, to see that it works")
     add = parts.add_parser("gpu-check", help="what this card can do, in three minutes")
     add.add_argument("--quantize", choices=["none", "nf4"], default="none")
     add.add_argument("--shape", choices=[*SHAPES, *MULTIMODAL],
                      default="qwen2.5-0.5b" if device.has_gpu() else "tiny")  # fmt: skip
     add.add_argument("--model-folder", type=Path, help="keep the random model there")
-    add = parts.add_parser("symbols", help="names of vLLM, bitsandbytes, Unsloth and TRL in use")
-    usual = Path(torch.__file__).parents[1]
-    add.add_argument("site", type=Path, nargs="?", default=usual, help="folder of unpacked wheels")
     add = parts.add_parser("side", description="A system's process; used by the others")
     add.add_argument("system", choices=sides.SYSTEMS)
     add.add_argument("work", type=Path)
@@ -81,9 +72,7 @@ def main() -> int:
     parts_by_name: dict[str, Callable[[argparse.Namespace], int | None]] = {
         "gpu": _gpu,
         "cpu": _cpu,
-        "replicas": _replicas,
         "gpu-check": _gpu_check,
-        "symbols": lambda args: symbols.run(args.site, ROOT, print) > 0,
         "side": lambda args: sides.run(args.system, args.work),
         "model": _model,
         "pack": pack.pack,
@@ -141,16 +130,6 @@ def _cpu(args: argparse.Namespace) -> int:
         f"{device.describe()}. Medians of {args.repeats} steps in turn, {args.threads} thread(s) "
         f"each, load average {load}."
     )
-    table.show(blocks, heading, args.out)
-    return 0
-
-
-def _replicas(args: argparse.Namespace) -> int:
-    from benchmarks import replicas, table
-
-    with TemporaryDirectory() as folder:
-        blocks = replicas.run(args.repeats, args.steps, args.replicas, args.small, Path(folder))
-    heading = f"{device.describe()}. Medians of {args.repeats} runs of {args.steps} steps each."
     table.show(blocks, heading, args.out)
     return 0
 

@@ -4,7 +4,7 @@ a GPU's benchmark a peer that cannot is a cell with the reason.
 1. The dry run, from the shell.       2. Beside TRL on a CPU.       3. The bisection over rows.
 4. A process that ends early keeps the steps that it measured, and says all of its error.
 5. The ballast that makes a card smaller.       6. The check of a card, on a CPU to its end.
-7. Names of other packages that are gone are found.       8. The pack of wheels.
+7. The pack of wheels.
 """
 
 import ast
@@ -124,7 +124,7 @@ def test_the_bisection_finds_the_last_context_that_fits(longest: int) -> None:
 
 @pytest.mark.long
 def test_nothing_to_measure_is_one_line() -> None:
-    for benchmark in ("gpu", "cpu", "replicas"):
+    for benchmark in ("gpu", "cpu"):
         command = [sys.executable, str(SCRIPT), benchmark, "--repeats", "0"]
         shown = subprocess.run(command, capture_output=True, text=True)
         assert shown.returncode == 2
@@ -309,32 +309,3 @@ def test_a_check_that_fails_is_told_whole_and_ends_no_other() -> None:
     assert "RuntimeError: no kernel image is available" in told[0]
     assert re.search(r"ok       another: \d+\.\d s; fine", told[1])
     assert told[2] == "1 ok, 0 skipped, 1 FAILS"
-
-
-def test_names_that_are_gone_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks import symbols
-
-    site, repository = tmp_path / "site", tmp_path / "repository"
-    for path, text in {
-        "site/vllm/__init__.py": "from .inner import Sampler\nMODULES = {'Late': 'x'}\n"
-        "def __getattr__(name): ...\n",
-        "site/vllm/inner.py": "class Base:\n    def __init__(self):\n        self.cache = 1\n"
-        "try:\n    import torch as fast\nexcept ImportError:\n    fast = None\n"
-        "class Sampler(Base):\n    def step(self): ...\n",
-        "repository/reason_llm/a.py": "def f():\n    from vllm import Sampler, Late, Gone\n"
-        "    from vllm.inner import fast, slow\n    from torch import nothing\n",
-    }.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    monkeypatch.setattr(symbols, "ROOTS", ("vllm", "trl"))
-    monkeypatch.setattr(symbols, "REACHED", {"vllm.Sampler": "step cache stop", "trl.A": "b"})
-    told: list[str] = []
-    assert symbols.run(site, repository, told.append) == 3
-    assert told == [
-        "skipped  trl is not in site",
-        "MISSING  vllm.Gone (reason_llm/a.py:2)",
-        "MISSING  vllm.Sampler.stop (through an object)",
-        "MISSING  vllm.inner.slow (reason_llm/a.py:3)",
-        "8 looked up, 3 missing",
-    ]
-    assert symbols.run(tmp_path / "nowhere", repository, told.append) == 1
