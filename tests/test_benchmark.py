@@ -62,7 +62,7 @@ def test_the_dry_run_of_every_call(tmp_path: Path) -> None:
     assert float(rows["speed: phase switch in all, s"][0]) < 3
     assert float(rows["speed: learning planned, GiB"][0]) > 0
     assert float(rows["speed: a step, s"][0]) > 0
-    assert "sampling_tokens_per_second" in speed["sides"]["reason_llm"][0]["steps"][0]
+    assert "sampling_tokens_per_second" in speed["sides"]["reason_llm"]["steps"][0]
     assert float(rows["nf4: a step, s"][0]) > 0
     assert float(rows["nf4: a step, s"][5]) > 0
     assert float(rows["fold: a step, s"][7]) > 0
@@ -71,16 +71,16 @@ def test_the_dry_run_of_every_call(tmp_path: Path) -> None:
     assert rows["memory: longest rows learned, tokens"][6] == "768"
     # What needs a GPU is a cell with the reason.
     assert rows["peers: a step, s"][3:5] == ["failed (1)", "failed (1)"]
-    assert peers["sides"]["trl"][0]["error"] == peers["sides"]["unsloth"][0]["error"]
+    assert peers["sides"]["trl"]["error"] == peers["sides"]["unsloth"]["error"]
     assert "needs a CUDA GPU, and this machine has none" in out.read_text()
-    assert "Unsloth cannot be imported" in backend["sides"]["reason_llm_unsloth"][0]["error"]
+    assert "Unsloth cannot be imported" in backend["sides"]["reason_llm_unsloth"]["error"]
 
 
 @pytest.mark.long
 def test_the_smallest_form_of_both_sides_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "tables" / "cpu.md"
     rows, (block,) = table_of(out, "cpu", "--repeats", "1", "--workload", "a", "--small")
-    sides = {name: rounds[0] for name, rounds in block["sides"].items()}
+    sides = block["sides"]
     for side in sides.values():
         (step,) = side["steps"]
         assert 32 * 4 < step["tokens"] <= 32 * 32
@@ -100,7 +100,7 @@ def test_both_sides_do_the_same_given_work(name: str, tokens: int | None, tmp_pa
     command = ["cpu", "--repeats", "1", "--workload", name, "--small", "--extras", *variants]
     _, (block,) = table_of(tmp_path / "tables" / "cpu.md", *command)
     assert list(block["sides"]) == ["reason_llm", "trl", *variants]
-    steps = [rounds[0]["steps"][0] for rounds in block["sides"].values()]
+    steps = [side["steps"][0] for side in block["sides"].values()]
     (common,) = {step["tokens"] for step in steps}
     assert common == tokens if tokens else common > 0
 
@@ -167,7 +167,7 @@ def test_what_was_measured_before_an_end_is_kept(
         kept.append((tmp_path / "table.md").read_text())
 
     (block,) = measure.gpu(["speed"], ("vllm", "vllm_lora"), work, 64, limit, told.append, keep)
-    (outcome,) = block.sides["vllm"]
+    outcome = block.sides["vllm"]
     assert outcome.error == said
     assert outcome.values("step_seconds") == [2.5]
     assert "| speed: a step, s | 2.50 | - | < TRL's |" in kept[1]  # after the first turn
@@ -175,7 +175,7 @@ def test_what_was_measured_before_an_end_is_kept(
     if "7" in said:
         assert any("first line of the error" in line for line in told)
     whole = json.loads((tmp_path / "table.json").read_text())
-    assert whole["blocks"][0]["sides"]["vllm_lora"][0]["steps"] == [{"step_seconds": 2.5}]
+    assert whole["blocks"][0]["sides"]["vllm_lora"]["steps"] == [{"step_seconds": 2.5}]
 
 
 def test_the_ballast_leaves_the_cap_and_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,9 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType, ModuleType
 from typing import Any, Literal
 
 import torch
@@ -302,59 +300,6 @@ def _pools_are_empty() -> None:
     remaining = _pool_allocations()
     if remaining:
         size = sum(a.handle[1] for a in remaining.values())
-        lines = holders({start: start + a.handle[1] for start, a in remaining.items()})
         raise AssertionError(
-            f"{len(remaining)} allocations, {size:,} bytes: no second engine can start\n"
-            + "\n".join(lines)
+            f"{len(remaining)} allocations, {size:,} bytes: no second engine can start"
         )
-
-
-def holders(spans: dict[int, int], most_levels: int = 7) -> list[str]:
-    """Say what holds the tensors whose storage lies in ``spans``, level by level.
-
-    Args:
-        spans: end of each allocation by its start.
-        most_levels: how far to go from the tensors to what holds what holds them.
-
-    Returns:
-        One line for each level: kinds of holders with their number, the most frequent ones first.
-    """
-    lines: list[str] = []
-    seen: set[int] = set()
-    level: list[Any] = []
-    for item in gc.get_objects():
-        if not issubclass(type(item), torch.Tensor):
-            continue
-        try:
-            address = item.untyped_storage().data_ptr()
-        except (RuntimeError, NotImplementedError):  # a tensor without storage, as in a graph
-            continue
-        if any(start <= address < end for start, end in spans.items()):
-            level.append(item)
-    for number in range(most_levels):
-        kinds = Counter(map(_described, level))
-        text = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(10))
-        lines.append(f"{number}: {text}")
-        seen |= {id(item) for item in level} | {id(level), id(seen), id(lines)}
-        referrers = gc.get_referrers(*level)
-        level = [o for o in referrers if id(o) not in seen and not _is_scope(o)][:2000]
-        del referrers
-        if not level:
-            break
-    return lines
-
-
-def _is_scope(item: Any) -> bool:
-    """Whether this is a frame, a module or a module's names, which everything leads to."""
-    is_names = type(item) is dict and "__spec__" in item
-    return is_names or issubclass(type(item), FrameType | ModuleType)
-
-
-def _described(item: Any) -> str:
-    kind = type(item)
-    if isinstance(item, dict | list | tuple | set):
-        keys = list(item)[:3]
-        has_names = isinstance(item, dict) and all(isinstance(key, str) for key in keys)
-        names = f" with {', '.join(keys)}" if has_names else ""
-        return f"{kind.__name__} of {len(item)}{names}"
-    return f"{kind.__module__}.{getattr(item, '__qualname__', kind.__qualname__)}"

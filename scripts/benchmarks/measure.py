@@ -20,8 +20,7 @@ class Block:
     name: str
     """Of the workload, or of the kind of weights."""
     title: str
-    sides: dict[str, list[Outcome]]
-    """One for each round."""
+    sides: dict[str, Outcome]
 
 
 def cpu(
@@ -53,8 +52,7 @@ def cpu(
                 variant: (VARIANTS[variant][0], replace(work, **VARIANTS[variant][2]))  # type: ignore[arg-type]
                 for variant in variants
             }
-        outcomes = take_turns(systems, DAY, threads=threads)
-        sides = {name: [outcome] for name, outcome in outcomes.items()}
+        sides = take_turns(systems, DAY, threads=threads)
         blocks.append(Block(name, f"({name}) {title}: {described(work)}", sides))
     return blocks
 
@@ -116,7 +114,7 @@ def gpu(
 
         # A benchmark of hours that is killed leaves the table of what it measured.
         def keep_outcomes(outcomes: dict[str, Outcome], block: Block = blocks[-1]) -> None:
-            block.sides = {side: [outcome] for side, outcome in outcomes.items()}
+            block.sides = outcomes
             keep(blocks)
 
         sides = {k: v for k, v in calls(work, max_tokens)[name].items() if v[0] in systems}

@@ -17,7 +17,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
@@ -68,10 +67,6 @@ class Outcome:
     def values(self, measure: str) -> list[float]:
         """One measure of every step that has it."""
         return [step[measure] for step in self.steps if measure in step]
-
-    def median(self, measure: str) -> float:
-        """Over the steps."""
-        return median(self.values(measure))
 
     def take(self, answer: dict[str, Any], is_counted: bool) -> None:
         """Add a step's answer, or the error in its place."""

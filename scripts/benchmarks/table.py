@@ -1,6 +1,6 @@
-"""The one table: a row for each measure, a column for each side, medians over all rounds."""
+"""The one table: a row for each measure, a column for each side, medians over all steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -25,9 +25,7 @@ ROWS = {
     "sampling_tokens_per_second": ("sampling, tokens/s", ",.0f"),
     "learning_tokens_per_second": ("learning, tokens/s", ",.0f"),
     "sampling_seconds": ("sampling, s", ".2f"),
-    "ahead_seconds": ("sampling ahead, s", ".2f"),
     "learning_seconds": ("learning, s", ".2f"),
-    "hidden": ("hidden of the shorter phase", ".0%"),
     "step_seconds": ("a step, s", ".2f"),
 }
 """Measures of a step with their names and formats."""
@@ -71,19 +69,19 @@ class _Table:
 
 
 def markdown(blocks: Sequence[Block], heading: str) -> str:
-    """The table, with ``said`` and the blocks' titles above it, and what failed below it."""
+    """The table, with the heading and the blocks' titles above it, and what failed below it."""
     named = titles(blocks)
     table = _Table(list(named))
     for block in blocks:
         for measure, (name, digits) in ROWS.items():
             cells = {
-                side: _step_cell(rounds, measure, digits, table)
-                for side, rounds in block.sides.items()
+                side: _step_cell(outcome, measure, digits, table)
+                for side, outcome in block.sides.items()
             }
             table.add(block.name, name, cells)
         for measure, (name, other, digits) in RATIOS.items():
-            alone = block.sides.get(other or next(iter(block.sides), ""), [])
-            ratios = {s: list(_ratios(rounds, alone, measure)) for s, rounds in block.sides.items()}
+            base = block.sides.get(other or next(iter(block.sides), ""), Outcome())
+            ratios = {s: _ratios(outcome, base, measure) for s, outcome in block.sides.items()}
             cells = {s: format(median(values), digits) for s, values in ratios.items() if values}
             table.add(block.name, name, cells)
         _add_memory(block, table)
@@ -111,36 +109,27 @@ def save(blocks: Sequence[Block], heading: str, path: Path | None) -> None:
     path.with_suffix(".json").write_bytes(content)
 
 
-def _step_cell(rounds: Sequence[Outcome], measure: str, digits: str, table: _Table) -> str:
-    values = [value for outcome in rounds for value in outcome.values(measure)]
+def _step_cell(outcome: Outcome, measure: str, digits: str, table: _Table) -> str:
+    values = outcome.values(measure)
     text = format(median(values), digits) if values else ""
     if measure != "step_seconds":
         return text
-    if errors := [outcome.error for outcome in rounds if outcome.error is not None]:
-        return f"{text}, then failed".removeprefix(", then ") + table.note(errors[0])
-    notes = dict.fromkeys(note for outcome in rounds for note in outcome.notes)
-    return text + "".join(table.note(note) for note in notes) if text else ""
+    if outcome.error is not None:
+        return f"{text}, then failed".removeprefix(", then ") + table.note(outcome.error)
+    return text + "".join(table.note(note) for note in outcome.notes) if text else ""
 
 
-def _ratios(rounds: Sequence[Outcome], base: Sequence[Outcome], measure: str) -> Iterator[float]:
-    """Yield the ratios of equal steps of the same round; an intermediate table lacks some."""
-    for mine, theirs in zip(rounds, base, strict=False):
-        for value, other in zip(mine.values(measure), theirs.values(measure), strict=False):
-            yield value / other
+def _ratios(outcome: Outcome, base: Outcome, measure: str) -> list[float]:
+    """Return the ratios of equal steps; an intermediate table lacks some."""
+    pairs = zip(outcome.values(measure), base.values(measure), strict=False)
+    return [value / other for value, other in pairs]
 
 
 def _add_memory(block: Block, table: _Table) -> None:
     """Peak memory of the sides that did not fail, and ours relative to theirs."""
-    done = {
-        side: rounds
-        for side, rounds in block.sides.items()
-        if rounds and all(outcome.error is None for outcome in rounds)
-    }
+    done = {side: o for side, o in block.sides.items() if o.largest_gib and o.error is None}
     for name, before in (("largest use of memory", False), ("the same without libraries", True)):
-        used = {
-            side: median(o.largest_gib - (o.before_gib if before else 0.0) for o in rounds)
-            for side, rounds in done.items()
-        }
+        used = {s: o.largest_gib - (o.before_gib if before else 0.0) for s, o in done.items()}
         ours = used.get("reason_llm")
         table.add(block.name, f"{name}, GiB", {side: f"{gib:.2f}" for side, gib in used.items()})
         if ours is not None:
