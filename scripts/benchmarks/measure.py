@@ -70,14 +70,14 @@ def described(work: Work) -> str:
 def calls(work: Work, max_tokens: int) -> dict[str, dict[str, tuple[str, Work]]]:
     """Sides of each call of the GPU benchmark, with their systems and work.
 
-    ``memory`` samples and learns 8,192 tokens in NF4 where all but 24 GiB of the GPU is ballast,
-    and then searches the longest rows that can be learned, up to ``max_tokens``.
+    ``memory`` samples and learns 8,192 tokens in NF4 with a plan for 24 GiB, and then learns rows of
+    the longest length that this plan allows, up to ``max_tokens``.
     """
     nf4 = replace(work, kind="nf4")
     unsloth = ("unsloth", replace(work, budget_gib=UNSLOTH_GIB))
     under_24_gib = replace(
         nf4, prompts=1, completions=4, prompt_tokens=7 * work.context,
-        completion_tokens=work.context, repeats=1, warmup=False, budget_gib=24.0, has_ballast=True,
+        completion_tokens=work.context, repeats=1, warmup=False, budget_gib=24.0,
         longest_tokens=max_tokens,
     )  # fmt: skip
     ours = {"reason_llm": ("reason_llm", work)}

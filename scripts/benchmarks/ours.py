@@ -7,6 +7,7 @@ nothing, and nothing else is changed.
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -239,35 +240,28 @@ class _Steps:
         }
 
     def longest(self) -> dict[str, float]:
-        """Tokens of the longest rows that are planned and that are learned, by bisection in 16ths
-        of the planned number, which is tried first."""
+        """Tokens of the longest rows that are planned, and of those that are learned: 0 if memory
+        runs out."""
         work = replace(self.work, is_random=True, prompt_tokens=min(256, self.work.prompt_tokens))
 
         def of_length(tokens: int) -> Work:
             return replace(work, completion_tokens=tokens - work.prompt_tokens)
 
-        def is_planned(tokens: int) -> bool:
+        def is_too_long(tokens: int) -> bool:
             try:
                 plan_of(of_length(tokens))
             except ConfigError:
-                return False
-            return True
-
-        def is_learned(tokens: int) -> bool:
-            rows = with_advantages(rewarded(work, random_groups(of_length(tokens), 0)), ROW)
-            try:
-                self.learn(work.steps, to_data(rows))
-            except OutOfMemory:
-                return False
-            return True
+                return True
+            return False
 
         ladder = range(2 * work.prompt_tokens, work.longest_tokens + 1, 2 * work.prompt_tokens)
-        planned = ladder[max(0, last_that_fits(ladder, is_planned))]
-        # Only lengths around the planned one are learned, because each try is a whole step.
-        rungs = [n for n in (planned * k // 16 for k in range(8, 25)) if n <= work.longest_tokens]
-        index = last_that_fits(rungs, is_learned)
-        longest = rungs[index] if index >= 0 else 0
-        return {"longest_planned_tokens": planned, "longest_tokens": longest}
+        planned = ladder[max(0, bisect_left(ladder, True, key=is_too_long) - 1)]
+        rows = with_advantages(rewarded(work, random_groups(of_length(planned), 0)), ROW)
+        try:
+            self.learn(work.steps, to_data(rows))
+        except OutOfMemory:
+            return {"longest_planned_tokens": planned, "longest_tokens": 0}
+        return {"longest_planned_tokens": planned, "longest_tokens": planned}
 
     @contextmanager
     def _phase(self) -> Iterator[Peak]:
@@ -284,15 +278,6 @@ class _Steps:
     def _keep_peak(self, measures: dict[str, float], phase: str, peak: Any, planned: int) -> None:
         if self.work.engine == "vllm":
             measures[f"{phase}_gib"], measures[f"{phase}_planned_gib"] = peak.gib, planned / GIB
-
-
-def last_that_fits(ladder: Sequence[int], fits: Callable[[int], bool]) -> int:
-    """The index of the last rung that fits, if all below it do; -1 if none does."""
-    low, high = -1, len(ladder) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(ladder[middle]) else (low, middle - 1)
-    return low
 
 
 def random_groups(work: Work, step: int) -> list[Group]:

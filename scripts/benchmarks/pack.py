@@ -4,8 +4,8 @@
 
 It downloads the wheels of ``PACKED`` for Python 3.12 at the versions of requirements/lock-gpu.txt,
 leaves out files that a run of a dense model on one GPU never loads, keeps the GPU code of one
-architecture, and writes OUT/stack.tar.xz. The other machine needs what ``INSTALLED`` names, with
-torch for CUDA 13. Unpack it there into a folder, and set PYTHONPATH to that folder.
+architecture, and writes OUT/stack.tar.xz. The other machine needs torch for CUDA 13, Transformers
+and PEFT. Unpack the archive there into a folder, and set PYTHONPATH to that folder.
 """
 
 import argparse
@@ -15,12 +15,10 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable, Mapping
-from email.parser import Parser
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 LOCK = Path(__file__).resolve().parents[2] / "requirements" / "lock-gpu.txt"
@@ -49,31 +47,6 @@ MORE = {
     "zipp": "4.1.2",
 }  # fmt: skip
 """Distributions in the archive that the lock does not have, such as Unsloth's, with versions."""
-INSTALLED = """
-accelerate aiohttp anyio certifi charset-normalizer click cloudpickle filelock fsspec h11 hf-xet
-httpcore httpx huggingface-hub idna jinja2 markdown-it-py markupsafe matplotlib mpmath networkx
-numpy packaging pandas peft pillow prometheus-client protobuf psutil py-cpuinfo pyarrow pygments
-pyyaml regex requests rich safetensors setuptools six sympy tiktoken tokenizers torch tqdm
-transformers triton typer typing-extensions urllib3 xxhash
-"""
-"""Distributions that the machine has."""
-LEFT_OUT = {
-    "anthropic": "serving", "attrs": "sessions", "cryptography": "serving",
-    "cuda-python": "FlashInfer", "cuda-tile": "kernels of other models", "diffusers": "images",
-    "distro": "serving", "fastapi-cli": "serving", "fastsafetensors": "another loader",
-    "grpcio": "tracing", "flashinfer-python": "its sampler gives no processed log-probs",
-    "humming-kernels": "other quantisations", "instanttensor": "another loader",
-    "mcp": "tools", "nccl4py": "several GPUs", "ninja": "FlashInfer",
-    "numba": "speculative decoding", "nvtx": "profiling",
-    "opencv-python-headless": "images", "quack-kernels": "kernels of other models",
-    "pynvvideocodec": "video", "ray": "several machines",
-    "supervisor": "serving", "tabulate": "reports",
-    "tilelang": "kernels of other models", "tokenspeed-mla": "kernels of other models",
-    "torch-c-dlpack-ext": "torch has it", "torchaudio": "audio", "torchcodec": "audio",
-    "torchvision": "built for the machine's torch; models that read images need it there",
-    "uvloop": "serving", "wheel": "installing", "xformers": "torch's own attention is used",
-}  # fmt: skip
-"""Distributions that no call imports, with their use; NVIDIA's come with torch."""
 DROPPED = (
     "vllm/vllm-rs", "vllm/vllm_flash_attn/_vllm_fa2_C", "vllm/third_party/deep_gemm",
     "vllm/third_party/fmha_sm100", "vllm/_moe_C", "vllm/_deepselect", "vllm/_fastsafetensors",
@@ -95,21 +68,6 @@ def locked() -> dict[str, str]:
     return {name: versions[name] for name in PACKED.split()} | MORE
 
 
-def uncovered(requirements: Mapping[str, Iterable[str]]) -> list[str]:
-    """Requirements of distributions, by their names, that are neither packed nor installed nor
-    left out with a reason."""
-    covered = {*PACKED.split(), *MORE, *INSTALLED.split(), *LEFT_OUT}
-    platform = {"extra": "", "python_version": "3.12", "python_full_version": "3.12.0"}
-    missing = set()
-    for name, lines in requirements.items():
-        for requirement in map(Requirement, lines):
-            needed = canonicalize_name(requirement.name)
-            applies = requirement.marker is None or requirement.marker.evaluate(platform)
-            if applies and needed not in covered and not needed.startswith("nvidia-"):
-                missing.add(f"{name} needs {needed}")
-    return sorted(missing)
-
-
 def download(folder: Path) -> list[Path]:
     """Wheels of the packed distributions; those in the folder are not downloaded again."""
     options = ["--no-deps", "--only-binary=:all:", "--python-version=3.12", "--implementation=cp",
@@ -122,17 +80,11 @@ def download(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.whl"))
 
 
-def unpack(wheels: Iterable[Path], site: Path) -> dict[str, list[str]]:
-    """Unpack the wheels into ``site`` without what is dropped, and return their requirements."""
-    requirements = {}
+def unpack(wheels: Iterable[Path], site: Path) -> None:
+    """Unpack the wheels into ``site`` without what is dropped."""
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
-            names = archive.namelist()
-            archive.extractall(site, [name for name in names if is_wanted(name)])
-            metadata = next(n for n in names if n.endswith(".dist-info/METADATA"))
-            headers = Parser().parsestr(archive.read(metadata).decode())
-            requirements[headers["Name"]] = headers.get_all("Requires-Dist", [])
-    return requirements
+            archive.extractall(site, [name for name in archive.namelist() if is_wanted(name)])
 
 
 def is_wanted(name: str) -> bool:
@@ -183,14 +135,12 @@ def _entries(image: mmap.mmap, at: int, end: int) -> list[tuple[int, int, int, i
 
 
 def pack(args: argparse.Namespace) -> int:
-    """Write the archive; return 1 if it is too large or a requirement is not covered."""
+    """Write the archive; return 1 if it is too large."""
     args.out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as scratch:
         wheels, site = args.wheels or Path(scratch) / "wheels", Path(scratch) / "site"
         wheels.mkdir(parents=True, exist_ok=True)
-        if missing := uncovered(unpack(download(wheels), site)):
-            print("error: name these in PACKED, INSTALLED or LEFT_OUT:", *missing, sep="\n  ")
-            return 1
+        unpack(download(wheels), site)
         for library in site.rglob("*.so"):
             if library.stat().st_size > 1 << 20:
                 keep_one_architecture(library, args.arch)

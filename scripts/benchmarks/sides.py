@@ -137,7 +137,6 @@ def run(system: str, work_file: Path) -> None:
         try:
             if system in PEERS and work.engine == "vllm" and not device.has_gpu():
                 raise RuntimeError("needs a CUDA GPU, and this machine has none")
-            device.keep_under(work.budget_gib if work.has_ballast else None)
             systems[system](work, turns)
         except Exception as error:  # noqa: BLE001 - a system that fails is a cell of the table
             message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

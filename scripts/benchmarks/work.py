@@ -61,12 +61,10 @@ class Work:
     """A step before them is not."""
     budget_gib: float | None = None
     """GPU memory that may be used; None: all."""
-    has_ballast: bool = False
-    """The rest of the GPU is allocated first, so that nothing can take more."""
     is_folded: bool = False
     """Ours has the adapter in the base weights while vLLM samples."""
     longest_tokens: int = 0
-    """Max tokens of the search for the longest rows that can be learned; 0: no search."""
+    """Max tokens of rows of the longest planned length, which are learned, too; 0: none."""
 
     @property
     def context(self) -> int:
