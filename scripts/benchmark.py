@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks import device, pack, sides
+from benchmarks import device, sides
 from benchmarks.models import MULTIMODAL, SHAPES, make
 from benchmarks.work import VARIANTS, WORKLOADS
 
@@ -47,7 +46,7 @@ def main() -> int:
     add.add_argument("--dry-run", action="store_true", help="a tiny model, anywhere, in a minute")
     add = parts.add_parser("cpu", help="compare with TRL on a CPU", description=CPU, parents=[out])
     names = "; ".join(f"{name}: {title}" for name, title in ON_CPU.items())
-    add.add_argument("--workload", nargs="+", choices=ON_CPU, default=["a", "b", "c"], help=names)
+    add.add_argument("--workload", nargs="+", choices=ON_CPU, default=[*ON_CPU], help=names)
     add.add_argument("--repeats", type=_one_or_more, default=5, help="counted steps (default: 5)")
     add.add_argument("--small", action="store_true", help="the smallest form, as a test")
     add.add_argument("--threads", type=int, default=1, help="of each process (default: 1)")
@@ -58,24 +57,11 @@ def main() -> int:
     add.add_argument("--shape", choices=[*SHAPES, *MULTIMODAL],
                      default="qwen2.5-0.5b" if device.has_gpu() else "tiny")  # fmt: skip
     add.add_argument("--model-folder", type=Path, help="keep the random model there")
-    add = parts.add_parser("side", description="A system's process; used by the others")
-    add.add_argument("system", choices=sides.SYSTEMS)
-    add.add_argument("work", type=Path)
-    add = parts.add_parser("model", description="A random model of a shape.")
-    add.add_argument("shape", choices=SHAPES)
-    add.add_argument("folder", type=Path)
-    add = parts.add_parser("pack", help="the GPU packages of the lock in one archive")
-    add.add_argument("out", type=Path)
-    add.add_argument("--arch", type=int, default=90, help="90: Hopper, 89: Ada, 86: Ampere")
-    add.add_argument("--wheels", type=Path, help="keep the wheels there")
     args = parser.parse_args()
     parts_by_name: dict[str, Callable[[argparse.Namespace], int | None]] = {
         "gpu": _gpu,
         "cpu": _cpu,
         "gpu-check": _gpu_check,
-        "side": lambda args: sides.run(args.system, args.work),
-        "model": _model,
-        "pack": pack.pack,
     }
     try:
         return int(parts_by_name[args.part](args) or 0)
@@ -99,7 +85,8 @@ def _gpu(args: argparse.Namespace) -> int:
         shape = "tiny" if dry else args.model_shape
         folder = args.model_folder or Path(temporary) / shape
         # In another process, so that nothing of it stays on the GPU.
-        subprocess.run([sys.executable, __file__, "model", shape, str(folder)], check=True)
+        with sides.SPAWN.Pool(1) as pool:
+            pool.apply(make, (shape, folder))
         work = replace(work.smallest() if dry else work, model=str(folder))
         work = replace(work, repeats=1 if dry else args.repeats)
         heading = (
@@ -142,10 +129,6 @@ def _gpu_check(args: argparse.Namespace) -> int:
         folder = args.model_folder or Path(temporary) / "model"
         failed = gpu_check.run(args.quantize, args.shape, folder, partial(print, flush=True))
         return int(failed > 0)
-
-
-def _model(args: argparse.Namespace) -> None:
-    make(args.shape, args.folder)
 
 
 if __name__ == "__main__":

@@ -247,7 +247,7 @@ class _Rounds:
         return f"{gained / device.GIB:.2f} GiB came back"
 
     def _learn(self, step: int) -> str:
-        scored = to_data(with_advantages(ours.rewarded(self.work, self.groups), ours.ROW))
+        scored = to_data(with_advantages(ours.rewarded(self.groups), ours.ROW))
         with learning(self.learner), self.meter.phase() as peak:
             metrics = Learners(self.learner).learn(step, scored, lambda items: None)
         norm = metrics["train/grad_norm"]

@@ -37,21 +37,19 @@ def cpu(
     Args:
         repeats: optimizer steps that count.
         trl_rows: rows of TRL's passes, in place of those found best.
-        variants: of ``VARIANTS``, measured too where lengths are given and a step samples.
+        variants: of ``VARIANTS``, measured too.
     """
     blocks = []
     for name in names:
         title, work = WORKLOADS[name]
         work = replace(work.smallest() if is_small else work, repeats=repeats)
-        if not work.is_quickstart:
-            work = replace(work, model=make(work.model, folder / work.model))
+        work = replace(work, model=make(work.model, folder / work.model))
         work = replace(work, trl_rows=trl_rows or work.trl_rows)
         systems = {system: (system, work) for system in ("reason_llm", "trl")}
-        if work.lengths != "own":
-            systems |= {
-                variant: (VARIANTS[variant][0], replace(work, **VARIANTS[variant][2]))  # type: ignore[arg-type]
-                for variant in variants
-            }
+        systems |= {
+            variant: (VARIANTS[variant][0], replace(work, **VARIANTS[variant][2]))  # type: ignore[arg-type]
+            for variant in variants
+        }
         sides = take_turns(systems, DAY, threads=threads)
         blocks.append(Block(name, f"({name}) {title}: {described(work)}", sides))
     return blocks
@@ -60,18 +58,18 @@ def cpu(
 def described(work: Work) -> str:
     """Sizes of a step, for a person."""
     exact = lengths(work)
-    span = f"up to {work.completion_tokens}" if exact is None else f"{min(exact)} to {max(exact)}"
     return (
         f"{Path(work.model).name}, LoRA rank {work.rank}, {work.prompts} prompts of up to "
-        f"{work.prompt_tokens} tokens, {work.completions} completions of {span} tokens each"
+        f"{work.prompt_tokens} tokens, {work.completions} completions of {min(exact)} to "
+        f"{max(exact)} tokens each"
     )
 
 
 def calls(work: Work, max_tokens: int) -> dict[str, dict[str, tuple[str, Work]]]:
     """Sides of each call of the GPU benchmark, with their systems and work.
 
-    ``memory`` samples and learns 8,192 tokens in NF4 with a plan for 24 GiB, and then learns rows of
-    the longest length that this plan allows, up to ``max_tokens``.
+    ``memory`` samples and learns 8,192 tokens in NF4 with a plan for 24 GiB, and then learns
+    rows of the longest length that this plan allows, up to ``max_tokens``.
     """
     nf4 = replace(work, kind="nf4")
     unsloth = ("unsloth", replace(work, budget_gib=UNSLOTH_GIB))

@@ -1,5 +1,4 @@
-"""Models of given shapes with random weights, and the data that the quick start trains on: nothing
-comes from the Hub.
+"""Models of given shapes with random weights: nothing comes from the Hub.
 
 Memory and speed do not depend on the values. The tokenizer is one of bytes whose other tokens never
 occur in a text, so a text of letters has as many tokens as letters; its last token ends an answer.
@@ -15,10 +14,6 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from benchmarks.device import has_gpu
-
-ROOT = Path(__file__).resolve().parents[2]
-TINY = ROOT / "model" / "tiny"
-"""The quick start's model."""
 
 
 class Shape(NamedTuple):

@@ -20,7 +20,7 @@ import torch
 from benchmarks import device
 from benchmarks.sides import Turns
 from benchmarks.work import TARGETS, Work, completions, lengths, prompts
-from reason_llm.config import Config, RewardSpec, ScoreSection, resolve
+from reason_llm.config import Config, resolve
 from reason_llm.errors import ConfigError, OutOfMemory
 from reason_llm.model import (
     Datum,
@@ -34,10 +34,9 @@ from reason_llm.model import (
 )
 from reason_llm.model.plan import GIB, Machine, Meter, Plan, Shape, memory
 from reason_llm.model.plan.meter import Peak
-from reason_llm.rollout import Completion, Group, Prompt
+from reason_llm.rollout import Completion, Group
 from reason_llm.run import RolloutBuffer, RunIdentity
 from reason_llm.sample import Sampler, SamplingParams, TransformersSampler, VllmSampler, sampling
-from reason_llm.score import Scorer
 from reason_llm.train import (
     Learner,
     Learners,
@@ -189,7 +188,7 @@ class _Steps:
         started = time.perf_counter()
         is_random = self.work.is_random
         groups = random_groups(self.work, step) if is_random else self._sample(step, measures)
-        groups = with_advantages(rewarded(self.work, groups), ROW)
+        groups = with_advantages(rewarded(groups), ROW)
         if not is_random:
             buffer.write(step, groups, whole=True)
             measures["step_seconds"] = time.perf_counter() - started
@@ -218,9 +217,8 @@ class _Steps:
     def _forced(self, sampler: Sampler) -> Sampler:
         if isinstance(sampler, VllmSampler):
             return FixedLengthSampler(self.model)
-        exact = lengths(self.work)
         assert isinstance(sampler, TransformersSampler)
-        return sampler if exact is None else ForcedLengths(sampler, exact)
+        return ForcedLengths(sampler, lengths(self.work))
 
     def learn(self, step: int, rows: list[Datum]) -> dict[str, float]:
         """The learning phase alone."""
@@ -256,7 +254,7 @@ class _Steps:
 
         ladder = range(2 * work.prompt_tokens, work.longest_tokens + 1, 2 * work.prompt_tokens)
         planned = ladder[max(0, bisect_left(ladder, True, key=is_too_long) - 1)]
-        rows = with_advantages(rewarded(work, random_groups(of_length(planned), 0)), ROW)
+        rows = with_advantages(rewarded(random_groups(of_length(planned), 0)), ROW)
         try:
             self.learn(work.steps, to_data(rows))
         except OutOfMemory:
@@ -290,10 +288,8 @@ def random_groups(work: Work, step: int) -> list[Group]:
     ]
 
 
-def rewarded(work: Work, groups: list[Group]) -> list[Group]:
-    """Paid as the quick start pays, or 0 and 1 in turn, so that every row has an advantage."""
-    if work.is_quickstart:
-        return scored(work, groups)
+def rewarded(groups: list[Group]) -> list[Group]:
+    """Paid 0 and 1 in turn, so that every row has an advantage."""
     return [
         replace(
             group,
@@ -304,22 +300,6 @@ def rewarded(work: Work, groups: list[Group]) -> list[Group]:
         )
         for group in groups
     ]
-
-
-def scored(work: Work, groups: list[Group], only_first: bool = False) -> list[Group]:
-    """Paid by the quick start's reward."""
-    section = ScoreSection(rewards=[RewardSpec(name="think_answer_tags")])
-    with Scorer(section, work.completion_tokens) as scorer:
-        return scorer.score(groups, only_first=only_first)
-
-
-def rewards_of_texts(work: Work, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
-    """The quick start's reward of one completion of each prompt."""
-    groups = [
-        Group(prompt, (Completion((), text, (), "stop"),))
-        for prompt, text in zip(prompts, texts, strict=True)
-    ]
-    return [group.completions[0].reward or 0.0 for group in scored(work, groups, only_first=True)]
 
 
 def _seconds(act: Callable[[], Any]) -> float:

@@ -175,15 +175,12 @@ def _grpo(work: Work, arguments: dict[str, Any], more: dict[str, Any]) -> Any:
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    all_prompts = [prompt for step in range(work.steps) for prompt in prompts(work, step)]
-
-    def reward(completions: list[str], index: list[int], **_: Any) -> list[float]:
-        """Return the quick start's rewards, or 0 and 1 in turn."""
-        if work.is_quickstart:
-            return ours.rewards_of_texts(work, [all_prompts[i] for i in index], completions)
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        """Return 0 and 1 in turn."""
         return [float(i % 2) for i in range(len(completions))]
 
-    rows = [{"prompt": prompt.text, "index": i} for i, prompt in enumerate(all_prompts)]
+    texts = [prompt.text for step in range(work.steps) for prompt in prompts(work, step)]
+    rows = [{"prompt": text} for text in texts]
     return GRPOTrainer(
         args=GRPOConfig(**(_grpo_arguments(work) | arguments)),
         reward_funcs=reward,
@@ -276,11 +273,11 @@ class _Clock(TrainerCallback):
         if work.is_random:
             result = ([list(ids) for ids in completions(work, self.step)], None)
         else:
-            if exact is not None and work.engine == "transformers":
+            if work.engine == "transformers":
                 self._force(exact)
             result = self._timed("sampling", self._generate, prompt_ids, *args, **named)
         num_tokens = tuple(len(ids) for ids in result[0])
-        if exact is not None and num_tokens != exact:
+        if num_tokens != exact:
             raise RuntimeError(f"completions of {num_tokens} tokens, not of {exact}")
         self.tokens = sum(num_tokens)
         return result

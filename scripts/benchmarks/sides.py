@@ -1,31 +1,28 @@
 """Systems that take turns, each in a separate process, and their results.
 
-A system takes one step when it reads a line, and answers with one line of JSON; what its libraries
-print goes to standard error. One that fails, dies or takes too long keeps the steps that it
-measured, and its error is a cell of the table, never an end.
+A system takes one step when it receives a message, and answers with what it measured. One that
+fails, dies or takes too long keeps the steps that it measured, and its error is a cell of the
+table, never an end.
 """
 
 import importlib.util
+import multiprocessing
 import os
-import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO
-
-import orjson
+from typing import Any
 
 from benchmarks import device
-from benchmarks.models import ROOT
 from benchmarks.work import Work
-from reason_llm.files import MIB, read_object, read_text
+from reason_llm.files import MIB, read_text
 
 SYSTEMS = {
     "reason_llm": "reason_llm",
@@ -40,7 +37,7 @@ ALONE_FIRST = ("unsloth", "reason_llm_unsloth")
 """Those that measure the GPU's free memory as they load, and so load before the others."""
 PEERS = ("trl", "unsloth")
 """Not ours, and with vLLM of no use without a GPU."""
-SCRIPT = ROOT / "scripts" / "benchmark.py"
+SPAWN = multiprocessing.get_context("spawn")
 MAX_CLOSING_SECONDS = 30
 MAX_TRACE_CHARACTERS = 20_000
 """Of the end of a process's own words, where it failed."""
@@ -84,8 +81,8 @@ class Outcome:
 class Turns:
     """A system's end of the conversation."""
 
-    def __init__(self, answers: TextIO, largest_bytes: Callable[[], int]) -> None:
-        self._answers = answers
+    def __init__(self, connection: Connection, largest_bytes: Callable[[], int]) -> None:
+        self._connection = connection
         self._largest_bytes = largest_bytes
         self._before = device.process_bytes() or device.used_bytes()
         self._is_loaded = False
@@ -95,25 +92,24 @@ class Turns:
         """Until it is this side's turn; the first call says that everything is loaded."""
         if not self._is_loaded:
             self._is_loaded = True
-            self._answers.write("{}\n")
-            self._answers.flush()
-        if not sys.stdin.readline():
-            raise SystemExit(0)  # the other end is gone
+            self._connection.send({})
+        try:
+            self._connection.recv()
+        except EOFError:  # the other end is gone
+            raise SystemExit(0) from None
 
     def answer(self, values: Mapping[str, Any]) -> None:
         """The turn is over."""
         largest, before = self._largest_bytes() / device.GIB, self._before / device.GIB
         memory = {"largest_gib": largest, "before_gib": before}
-        answer = {**values, "memory": memory, "notes": self.notes}
-        self._answers.write(orjson.dumps(answer).decode() + "\n")
-        self._answers.flush()
+        self._connection.send({**values, "memory": memory, "notes": self.notes})
 
 
-def run(system: str, work_file: Path) -> None:
-    """Be that system's process; standard output is for its answers alone."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    work = Work(**read_object(work_file))
+def run(system: str, work: Work, connection: Connection, log: Path) -> None:
+    """Be that system's process; what its libraries print goes to ``log``."""
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, as ours is
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if importlib.util.find_spec("flashinfer") is None:  # vLLM 0.32 would import its sampler
@@ -121,7 +117,7 @@ def run(system: str, work_file: Path) -> None:
     if work.engine == "transformers":
         sys.modules["vllm"] = None  # type: ignore[assignment] # TRL would import it
     if system == "unsloth":
-        _import_unsloth(work_file.parent)
+        _import_unsloth(log.parent)
     from benchmarks import bare, ours, peers  # heavy
 
     systems: dict[str, Callable[[Work, Turns], None]] = {
@@ -133,7 +129,7 @@ def run(system: str, work_file: Path) -> None:
         "unsloth": peers.measure_unsloth,
     }
     with device.watch() as largest_bytes:
-        turns = Turns(answers, largest_bytes)
+        turns = Turns(connection, largest_bytes)
         try:
             if system in PEERS and work.engine == "vllm" and not device.has_gpu():
                 raise RuntimeError("needs a CUDA GPU, and this machine has none")
@@ -156,27 +152,16 @@ def _import_unsloth(folder: Path) -> None:
 class Side:
     """A system's process, from outside."""
 
-    def __init__(
-        self, system: str, work: Work, folder: Path, max_seconds: float, threads: int | None
-    ) -> None:
-        folder.mkdir(parents=True)
+    def __init__(self, system: str, work: Work, log: Path, max_seconds: float) -> None:
         self.outcome = Outcome()
         self._work = work
+        self._log = log
         self._max_seconds = max_seconds
         self._taken = 0.0
-        self._log = folder / "stderr.txt"
-        work_file = folder / "work.json"
-        work_file.write_bytes(orjson.dumps(asdict(work)))
-        more = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), "side", system, str(work_file)],
-                env=os.environ | {"HF_HUB_OFFLINE": "1"} | more,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+        self._connection, other_end = SPAWN.Pipe()
+        self._process = SPAWN.Process(target=run, args=(system, work, other_end, log))
+        self._process.start()
+        other_end.close()
 
     def load(self) -> None:
         """Wait until it has loaded everything."""
@@ -187,43 +172,36 @@ class Side:
         """Give it its turn and wait for the end of it; one that failed has no more turns."""
         if self.outcome.error is not None:
             return
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it died: then its answer is empty
-            self._process.stdin.write("go\n")
-            self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it died: then it has no answer
+            self._connection.send("go")
         if (answer := self._answer()) is not None:
             self.outcome.take(answer, number > 0 or not self._work.warmup)
 
     def _answer(self) -> dict[str, Any] | None:
         """Return its next answer; None if it died or took too long, which is then its error."""
-        assert self._process.stdout is not None
         started = time.perf_counter()
-        timer = threading.Timer(self._max_seconds - self._taken, self._process.kill)
-        timer.start()
-        line = self._process.stdout.readline()
-        timer.cancel()
-        self._taken += time.perf_counter() - started
-        if line:
-            answer: dict[str, Any] = orjson.loads(line)
-            return answer
-        if self._taken >= self._max_seconds:
+        try:
+            if self._connection.poll(self._max_seconds - self._taken):
+                answer: dict[str, Any] = self._connection.recv()
+                return answer
             self.outcome.error = f"took more than {self._max_seconds:g} s"
-        else:
+            self._process.kill()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
             trace = read_text(self._log, 64 * MIB)[-MAX_TRACE_CHARACTERS:]
-            lines = [line.strip() for line in trace.splitlines() if line.strip()]
-            last = (lines or ["it said nothing"])[-1][:300]
-            self.outcome.error = f"ended with {self._process.wait()}: {last}"
+            last = (trace.strip().splitlines() or ["it said nothing"])[-1].strip()[:300]
+            self.outcome.error = f"ended with {self._process.exitcode}: {last}"
             self.outcome.trace = trace
+        finally:
+            self._taken += time.perf_counter() - started
         return None
 
     def close(self) -> None:
         """End it, if it has not ended: it reads that nobody is there any more."""
-        with suppress(BrokenPipeError):
-            try:
-                self._process.communicate(timeout=MAX_CLOSING_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.communicate()
+        self._connection.close()
+        self._process.join(MAX_CLOSING_SECONDS)
+        self._process.kill()
+        self._process.join()
 
 
 def take_turns(
@@ -242,12 +220,14 @@ def take_turns(
         keep: is called after every turn.
         threads: of each process; None: as they are.
     """
+    os.environ |= {"HF_HUB_OFFLINE": "1"}
+    os.environ |= {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     with TemporaryDirectory() as folder, ExitStack() as stack:
         sides: dict[str, Side] = {}
         # One that measures free memory would count what the others are just loading.
         alone_first = sorted(work_by_side.items(), key=lambda item: item[1][0] not in ALONE_FIRST)
         for name, (system, work) in alone_first:
-            sides[name] = Side(system, work, Path(folder) / name, max_seconds, threads)
+            sides[name] = Side(system, work, Path(folder) / f"{name}.txt", max_seconds)
             stack.callback(sides[name].close)
             if system in ALONE_FIRST:
                 sides[name].load()

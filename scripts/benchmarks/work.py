@@ -8,13 +8,9 @@ end-of-sequence token included.
 import math
 import random
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.models import ROOT, TINY
-from reason_llm.config import load
-from reason_llm.data import Data, load_data, order
 from reason_llm.files import read_object
 from reason_llm.model import load_tokenizer
 from reason_llm.rollout import Prompt
@@ -30,7 +26,7 @@ class Work:
     """Steps of GRPO with LoRA, each with one optimizer step over all rollouts."""
 
     model: str
-    """A folder that ``models.make`` wrote, the quick start's model, or, in the table, a shape."""
+    """A folder that ``models.make`` wrote or, in the table, a shape."""
     prompts: int
     """Of a step."""
     completions: int
@@ -44,8 +40,8 @@ class Work:
     """What samples; with Transformers it is the work of the CPU's benchmark."""
     min_prompt_tokens: int | None = None
     """Of the shortest prompt; None: all are equally long."""
-    lengths: Literal["equal", "heavy_tail", "geometric", "own"] = "equal"
-    """Of completions; own: the model ends where it ends."""
+    lengths: Literal["equal", "heavy_tail", "geometric"] = "equal"
+    """Of completions."""
     is_random: bool = False
     """Completions are random ids: nothing is sampled."""
     learning_rate: float = 1e-5
@@ -81,48 +77,33 @@ class Work:
         """Measured or not."""
         return self.repeats + int(self.warmup)
 
-    @property
-    def is_quickstart(self) -> bool:
-        """Whether prompts, answers and rewards are the quick start's."""
-        return self.model == str(TINY)
-
     def smallest(self) -> "Work":
         """The smallest form, which shows that all of it runs and nothing else."""
-        small = replace(
-            self,
-            prompts=max(1, self.prompts // 8),
-            trl_rows=min(self.trl_rows or 1, max(1, self.rollouts // 8)),
-        )
-        if self.is_quickstart:
-            return small
+        prompts = max(1, self.prompts // 8)
         return replace(
-            small,
+            self,
             model="tiny",
+            prompts=prompts,
             completions=min(self.completions, 4),
             rank=min(self.rank, 16),
             prompt_tokens=48,
             completion_tokens=48,
-            trl_rows=min(self.trl_rows or 1, small.prompts),
+            trl_rows=min(self.trl_rows or 1, prompts),
         )
 
 
-QUICKSTART = Work(
-    str(TINY), 64, 4, 64, 32, "float32", engine="transformers", lengths="own",
-    learning_rate=2e-3, trl_rows=256,
-)  # fmt: skip
 SYNTHETIC = Work(
     "25m", 4, 4, 48, 256, "float32", engine="transformers", min_prompt_tokens=16,
     lengths="heavy_tail", trl_rows=8,
 )  # fmt: skip
 """``trl_rows``: 8 is TRL's default, and as fast as 2, 4 and 16; 4 where memory is short."""
 WORKLOADS: dict[str, tuple[str, Work]] = {
-    "a": ("short answers", QUICKSTART),
-    "b": ("mixed lengths", SYNTHETIC),
-    "c": ("learning alone", replace(SYNTHETIC, model="42m", is_random=True, trl_rows=4)),
-    "d": ("long prompts", Work(
+    "mixed": ("mixed lengths", SYNTHETIC),
+    "learning": ("learning alone", replace(SYNTHETIC, model="42m", is_random=True, trl_rows=4)),
+    "prompts": ("long prompts", Work(
         "58m", 8, 8, 300, 384, "float32", engine="transformers", lengths="geometric", trl_rows=8
     )),
-    "e": ("long answers", Work(
+    "answers": ("long answers", Work(
         "25m", 2, 2, 64, 1500, "float32", engine="transformers", trl_rows=4
     )),
     "gpu": ("on a GPU", Work("qwen2.5-7b", 8, 8, 256, 768, rank=32)),
@@ -131,21 +112,15 @@ WORKLOADS: dict[str, tuple[str, Work]] = {
 VARIANTS: dict[str, tuple[str, str, dict[str, Kind | int | bool]]] = {
     "trl_small": ("trl", "TRL, least memory", {"trl_rows": 1}),
     "trl_chunked": ("trl", "TRL, chunked log-probs", {"is_chunked": True}),
-    "trl_bfloat16": ("trl", "TRL, bfloat16", {"kind": "bf16"}),
     "trl_best": (
         "trl", "TRL, chunked log-probs, bfloat16", {"is_chunked": True, "kind": "bf16"},
     ),
-    "ours_bfloat16": ("reason_llm", "reason_llm, bfloat16", {"kind": "bf16"}),
 }  # fmt: skip
-"""Other settings of a system, where lengths are given: system, title, and what differs."""
+"""Other settings of a system: system, title, and what differs."""
 
 
 def prompts(work: Work, step: int) -> list[Prompt]:
-    """The prompts of a step: the quick start's, or random letters."""
-    if work.is_quickstart:
-        everything = _quickstart().prompts
-        drawn = order([len(everything)], [1.0], work.seed, step * work.prompts, work.prompts)
-        return [everything[i] for i in drawn]
+    """The prompts of a step: random letters."""
     draw = random.Random(f"{work.seed}/prompts/{step}")
     tokenizer = load_tokenizer(work.model)
     random_prompts = []
@@ -157,23 +132,13 @@ def prompts(work: Work, step: int) -> list[Prompt]:
     return random_prompts
 
 
-@cache
-def _quickstart() -> Data:
-    files = {f"data.{kind}": str(ROOT / "data" / f"arithmetic_{name}.jsonl")
-             for kind, name in (("train", "train"), ("eval", "test"))}  # fmt: skip
-    config = load(ROOT / "configs" / "quickstart.yaml", files)
-    return load_data(config, load_tokenizer(str(TINY)), 1024)
-
-
-def lengths(work: Work) -> tuple[int, ...] | None:
-    """Tokens of each completion of a step, prompt by prompt; None where the model ends them.
+def lengths(work: Work) -> tuple[int, ...]:
+    """Tokens of each completion of a step, prompt by prompt.
 
     heavy_tail: even quantiles of a Pareto distribution (shape 1.1), from 16 to the most, shuffled.
     geometric: even quantiles of a geometric distribution, its mean half of the most, shuffled.
     """
     max_tokens, rows = work.completion_tokens, work.rollouts
-    if work.lengths == "own":
-        return None
     quantiles = [(row + 0.5) / rows for row in range(rows)]
     match work.lengths:
         case "equal":
@@ -190,10 +155,8 @@ def lengths(work: Work) -> tuple[int, ...] | None:
 def completions(work: Work, step: int) -> list[Ids]:
     """Random completions of the given lengths, in the order of the rollouts."""
     draw = random.Random(f"{work.seed}/completions/{step}")
-    exact = lengths(work)
-    assert exact is not None
     vocabulary = read_object(Path(work.model) / "config.json")["vocab_size"]
     return [
         (*(draw.randrange(300, vocabulary - 2) for _ in range(length - 1)), vocabulary - 1)
-        for length in exact
+        for length in lengths(work)
     ]

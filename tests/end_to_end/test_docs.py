@@ -32,7 +32,6 @@ EXEMPT = {
     "scripts/benchmark.py gpu": "needs a GPU and hours; tests/test_benchmark.py runs it dry",
     "scripts/benchmark.py gpu-check": "tests/test_benchmark.py runs it, in a process of its own",
     "scripts/benchmark.py cpu": "an hour; tests/test_benchmark.py runs it small",
-    "scripts/benchmark.py pack": "downloads wheels; likewise",
     "scripts/export.py openai/gpt-oss-20b": "needs the Hub; tests/app/export has a small one",
     "hf auth login": "needs the Hub",
     "scripts/serve.py": "ends with Ctrl-C; tests/app/test_serve_command.py serves",
