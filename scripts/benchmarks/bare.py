@@ -34,7 +34,6 @@ def measure(work: Work, turns: Turns, lora: bool = False) -> None:
     llm = LLM(
         model=work.model,
         dtype="bfloat16",
-        quantization="bitsandbytes" if work.kind == "nf4" else None,
         max_model_len=plan.engine.context_tokens,
         max_num_seqs=plan.engine.max_sequences,
         kv_cache_memory_bytes=plan.engine.kv_cache_bytes,

@@ -62,7 +62,6 @@ def measure_trl(work: Work, turns: Turns) -> None:
         turns.notes.append("chunked log-probs" if chunked else "full logits")
         if work.engine == "vllm":
             arguments |= _vllm_arguments(work) | {"use_liger_kernel": chunked}
-            more["quantization_config"] = _nf4() if work.kind == "nf4" else None
         trainer = _grpo(work, arguments, more)
         trainer.use_liger_kernel = chunked  # chunks the log-probs also where Liger is missing
         _run(work, trainer, turns)
@@ -77,7 +76,7 @@ def measure_unsloth(work: Work, turns: Turns) -> None:
             model_name=work.model,
             max_seq_length=work.context,
             dtype=torch.bfloat16,
-            load_in_4bit=work.kind == "nf4",
+            load_in_4bit=False,
             fast_inference=True,
             max_lora_rank=work.rank,
             gpu_memory_utilization=_unsloth_utilisation(work),
@@ -158,17 +157,6 @@ def _give_kv_cache(work: Work) -> float:
     more = {"kv_cache_memory_bytes": engine.kv_cache_bytes}
     vllm_generation.LLM = functools.partial(vllm_generation.LLM, **more)
     return 0.01
-
-
-def _nf4() -> Any:
-    from transformers import BitsAndBytesConfig
-
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
 
 
 def _grpo(work: Work, arguments: dict[str, Any], more: dict[str, Any]) -> Any:

@@ -34,15 +34,6 @@ RATIOS = {
     "sampling_tokens_per_second": ("sampling, of vLLM alone", "vllm", ".3f"),
 }
 """Measures relative to a named side or else the first one: the median ratio over the steps."""
-TARGETS = {
-    "phase switch in all, s": "< 3",
-    "sampling measured, GiB": "planned ± 10 %",
-    "learning measured, GiB": "planned ± 10 %",
-    "sampling, of vLLM alone": ">= 0.95",
-    "a step, s": "< TRL's",
-    "longest rows learned": ">= 8,192",
-}
-"""By the start of a row's name."""
 
 
 @dataclass(slots=True)
@@ -57,9 +48,8 @@ class _Table:
         """A row, unless nobody has the measure."""
         if not any(cells.values()):
             return
-        target = next((t for start, t in TARGETS.items() if name.startswith(start)), "")
         values = [cells.get(side) or "-" for side in self.sides]
-        self.lines.append(_line([f"{block}: {name}", *values, target]))
+        self.lines.append(_line([f"{block}: {name}", *values]))
 
     def note(self, text: str) -> str:
         """A mark for what stands below the table."""
@@ -85,7 +75,7 @@ def markdown(blocks: Sequence[Block], heading: str) -> str:
             cells = {s: format(median(values), digits) for s, values in ratios.items() if values}
             table.add(block.name, name, cells)
         _add_memory(block, table)
-    head = ["", *named.values(), "target"]
+    head = ["", *named.values()]
     notes = [f"({number}) {note}  " for number, note in enumerate(table.notes, start=1)]
     above = [heading, "", *(f"- {block.title}" for block in blocks), ""]
     lines = [*above, _line(head), _line(["---"] * len(head)), *table.lines, "", *notes]
