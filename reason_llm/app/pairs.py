@@ -47,19 +47,15 @@ class PairCounts:
     prompts: set[bytes] = field(default_factory=set)
     rollouts: int = 0
     buffers: int = 0
-    scored_rows: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
 
     @property
     def line(self) -> str:
         """``812 preferences of 300 prompts, from 1,024 rollouts in 4 buffers, in my.jsonl``"""
         left_out = ", ".join(f"{count:,} {why}" for why, count in self.left_out.items())
-        origins = [f"{self.scored_rows:,} scored rows"] if self.scored_rows else []
-        if self.buffers or not origins:
-            origins.append(f"{self.rollouts:,} rollouts in {self.buffers} buffers")
         return (
             f"{self.rows:,} {self.form} of {len(self.prompts):,} prompts, from "
-            f"{' and '.join(origins)}, in {self.path}"
+            f"{self.rollouts:,} rollouts in {self.buffers} buffers, in {self.path}"
             + (f"; left out: {left_out}" if left_out else "")
         )
 
@@ -74,8 +70,7 @@ def write_pairs(
     """Write the rows that ``section`` selects from saved rollouts, one JSON object per line.
 
     Args:
-        sources: saved buffers, or folders of them; for conditioned also files of demonstrations
-            with a ``score``.
+        sources: saved buffers, or folders of them.
         model: folder or Hub id of the model that sampled; None: the one that the buffers name.
 
     Raises:
@@ -84,23 +79,11 @@ def write_pairs(
             ``target`` cannot be used.
     """
     way = section.way(form)
-    paths, rows = list[Path](), list[dict[str, Any]]()
-    for source in sources:
-        if form == "conditioned" and source.suffix in conditioned.ROWS:
-            rows += conditioned.scored_rows(source)
-        else:
-            paths += _buffers(source)
     quiet_libraries()
     builder: _RowBuilder | None = None
-    if rows and (section.reward or section.per_prompt or (model and not paths)):
-        raise ConfigError(
-            "reward, per_prompt and --model are of rollouts, and scored rows have none; leave them "
-            "out"
-        )
-    prompts = {_digest(row["prompt"]) for row in rows}
-    written = PairCounts(form, target, prompts=prompts, scored_rows=len(rows))
+    written, rows = PairCounts(form, target), list[dict[str, Any]]()
     ends = dict[str, QuestionEnd]()
-    for path in paths:
+    for path in [path for source in sources for path in _buffers(source)]:
         document = read_document(path)
         warn_of_another(path, document, None)
         sampler = _model_of(path, document)
@@ -114,10 +97,13 @@ def write_pairs(
             )
         written.buffers += 1
         origin = f"{document.run.name}, step {document.step}"
-        new_rows = [row for group in document.groups for row in builder.rows(group, origin)]
-        if form == "conditioned" and document.run.id not in ends:
-            ends[document.run.id] = QuestionEnd(document.run.config, builder.tokenizer)
-        rows += [row | {"run": document.run.id} for row in new_rows] if ends else new_rows
+        for group in document.groups:
+            rows += builder.rows(group, origin)
+        if form == "conditioned":
+            if document.run.id not in ends:
+                ends[document.run.id] = QuestionEnd(document.run.config, builder.tokenizer)
+            for row in rows:
+                row.setdefault("run", document.run.id)
     if form == "conditioned":
         rows = _conditioned(rows, section, ends, written)
     lines = [orjson.dumps(row) + b"\n" for row in rows]
@@ -160,12 +146,11 @@ def _conditioned(
     ends: Mapping[str, QuestionEnd],
     written: PairCounts,
 ) -> list[dict[str, Any]]:
-    """Return the rows with their scores in their prompts; rows of rollouts name their ``run``."""
+    """Return the rows, which name their ``run``, with their scores in their prompts."""
     condition = conditioned.fit([row["score"] for row in rows], section)
     conditioned_rows = []
     for row in rows:
-        text, run = condition.text(row["score"]), row.pop("run", None)
-        changed = conditioned.with_text(row, text) if run is None else ends[run].insert(row, text)
+        changed = ends[row.pop("run")].insert(row, condition.text(row["score"]))
         if changed is None:
             written.left_out["whose prompt does not end as the chat template's do"] += 1
         else:

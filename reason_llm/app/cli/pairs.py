@@ -20,10 +20,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
 
     usage = "BUFFERS [BUFFERS ...] --out FILE.jsonl [--as FORM] [--option value ...]"
     parser = Parser(program, DESCRIPTION, usage)
-    buffers_help = (
-        "folder such as runs/x/buffers, or a saved buffer; for conditioned also a .jsonl, .csv or "
-        ".parquet file with prompt, completion and score"
-    )
+    buffers_help = "folder such as runs/x/buffers, or a saved buffer"
     parser.add_argument("buffers", nargs="+", type=Path, metavar="BUFFERS", help=buffers_help)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="new file")
     parser.add_argument(
