@@ -52,6 +52,6 @@ def run(program: str, arguments: Sequence[str]) -> None:
     from reason_llm.app.console import Console
 
     console = Console("plain")
-    from reason_llm.app.pairs import write_pairs_once  # heavy: a tokenizer
+    from reason_llm.app.pairs import write_pairs  # heavy: a tokenizer
 
-    console.line(write_pairs_once(args.buffers, args.out, args.form, section, args.model))
+    console.line(write_pairs(args.buffers, args.out, args.form, section, args.model).line)
