@@ -56,18 +56,14 @@ def of_stopped(run: Path) -> str | None:
     return text
 
 
-def seconds_left(records: Sequence[Record], last_step: int) -> float | None:
-    """Expected seconds to the last step, from the median of the recent steps; None before two."""
+def left(records: Sequence[Record], last_step: int) -> str:
+    """``about 12 min left``, from the median of the recent steps; empty before two, and at the
+    end."""
     key = "time/total_seconds"
     durations = [record[key] for record in records if record["step"] and key in record]
     if len(durations) < 2:
-        return None
-    return median(durations[-RECENT_STEPS:]) * max(0, last_step - records[-1]["step"])
-
-
-def left(records: Sequence[Record], last_step: int) -> str:
-    """``about 12 min left``; empty at the end, or if unknown."""
-    seconds = seconds_left(records, last_step) or 0.0
+        return ""
+    seconds = median(durations[-RECENT_STEPS:]) * max(0, last_step - records[-1]["step"])
     hours, minutes = divmod(round(seconds / 60), 60)
     if seconds >= 90:
         return f"about {f'{hours} h ' if hours else ''}{minutes} min left"
