@@ -4,12 +4,11 @@
     POST /v1/responses          items in, items out
     GET  /v1/models             the run's name and its base's
 
-Requests are answered one at a time; the others wait. Log-probs are the model's own, before
-temperature and filters, as vLLM reports them. By default, only this machine can connect;
+Requests are answered one at a time; the others wait. By default, only this machine can connect;
 another address needs a key. What the model writes is sent as text and never run.
 
-Batching, paged KV and ``/v1/completions`` are not supported; ``vllm serve`` has them, and its
-command is printed.
+Batching, paged KV, log-probs and ``/v1/completions`` are not supported; ``vllm serve`` has them,
+and its command is printed.
 """
 
 import asyncio
@@ -28,9 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import torch
 from aiohttp import web
-from torch import Tensor
 
 from reason_llm.app.chat import ChatOptions, ChatSession, ChatSubject, parse_option, text_pieces
 from reason_llm.config import Config
@@ -46,10 +43,6 @@ KEY = "REASON_LLM_API_KEY"
 """Environment variable of the key that each request must have."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_WAITING_REQUESTS = 256
-MAX_LOGPROBS = 20
-"""Limit of the likeliest tokens that are reported for each position."""
-MAX_SCORED_POSITIONS = 256
-"""Number of positions whose logits are in memory at once."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 CHAT, MODELS = "/v1/chat/completions", "/v1/models"
 DONE = b"data: [DONE]"
@@ -68,8 +61,6 @@ class ApiRequest:
     chat: openai_api.ChatRequest
     options: ChatOptions
     path: str
-    logprobs: int | None
-    """Number of most likely tokens to report with each token's log-prob. None: no log-probs."""
 
 
 @dataclass(slots=True)
@@ -95,7 +86,6 @@ class PolicyServer:
     """Accepted values of the header Host. None: all."""
 
     def __post_init__(self) -> None:
-        self.tokenizer = self.chat.renderer.tokenizer
         self._worker = ThreadPoolExecutor(1, "sampling")
         self._waiting = 0
 
@@ -203,8 +193,9 @@ class PolicyServer:
         for option in SAMPLING:
             if option in body:
                 options = parse_option(options, option, str(body[option]))
-        top = body.pop("top_logprobs", 0)
         chat = openai_api.FORMS[path][0](body, options)
+        if chat.logprobs:
+            raise ValueError("logprobs=True is not offered: vLLM's server has them; leave it out")
         characters = sum(len(message["content"]) for message in chat.messages)
         if characters > openai_api.MAX_TOKEN_CHARACTERS * self.chat.context_tokens:
             raise ValueError(f"the prompt's {characters:,} characters {self._no_room()}")
@@ -214,8 +205,7 @@ class PolicyServer:
         prompt = renderer.prompt("this conversation", chat.messages, answer="").token_ids
         if len(prompt) >= self.chat.context_tokens:
             raise ValueError(f"the prompt's {len(prompt):,} tokens {self._no_room()}")
-        logprobs = _num_top_logprobs(top) if chat.logprobs else None
-        return ApiRequest(name, prompt, chat, options, path, logprobs)
+        return ApiRequest(name, prompt, chat, options, path)
 
     def _no_room(self) -> str:
         tokens = self.chat.context_tokens
@@ -226,8 +216,7 @@ class PolicyServer:
     def _answer(self, request: ApiRequest, gone: threading.Event) -> Iterator[Part]:
         chat, prompt = request.chat, request.prompt
         renderer = replace(self.chat.renderer, tools=chat.tools)
-        # Calls, log-probs and Responses are known only at the end.
-        at_end = bool(chat.tools) or request.logprobs is not None or request.path != CHAT
+        at_end = bool(chat.tools) or request.path != CHAT  # calls are known only at the end
         chunk = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion.chunk"}
         chunk |= {"created": int(time.time()), "model": request.model}
         sampled, text, sent = PartialAnswer([]), "", ""
@@ -244,13 +233,9 @@ class PolicyServer:
             if content.startswith(sent) and len(content) > len(sent):
                 yield delta(content=content[len(sent) :])
                 sent = content
-        logprobs: list[float] = []
-        likely: list[Members] = []
-        if request.logprobs is not None:
-            logprobs, likely = self._scores([*prompt, *sampled.ids], len(prompt), request.logprobs)
-        completion = Completion(tuple(sampled.ids), text, tuple(logprobs), sampled.reason)
+        completion = Completion(tuple(sampled.ids), text, (), sampled.reason)
         answer, _ = openai_api.chat_answer(chat, renderer, completion, len(prompt), 0)
-        answer = replace(answer, model=request.model, likely=likely)
+        answer = replace(answer, model=request.model)
         full_answer, lines = openai_api.FORMS[request.path][1](answer)
         if not chat.stream:
             yield full_answer
@@ -299,35 +284,6 @@ class PolicyServer:
                     pending = pending[end:]
         if pending:
             yield pending
-
-    @torch.inference_mode()
-    def _scores(self, ids: list[int], start: int, top: int) -> tuple[list[float], list[Members]]:
-        """Log-probs of the tokens from ``start`` on, which is above 0, and the likeliest there."""
-        model = self.chat.model
-        hidden_TD: Tensor = model.hidden_states(torch.tensor([ids], device=model.device))[0]
-        logprobs: list[float] = []
-        top_logprobs: list[Members] = []
-        for first in range(start, len(ids), MAX_SCORED_POSITIONS):
-            span = slice(first, min(first + MAX_SCORED_POSITIONS, len(ids)))
-            logits_NV = model.logits(hidden_TD[span.start - 1 : span.stop - 1])
-            logprobs_NV = logits_NV.float().log_softmax(-1)
-            ids_N1 = torch.tensor(ids[span], device=model.device)[:, None]
-            logprobs += logprobs_NV.gather(-1, ids_N1)[:, 0].tolist()
-            values, tokens = logprobs_NV.topk(top, -1)
-            for row, token_ids in zip(values.tolist(), tokens.tolist(), strict=True):
-                top_logprobs.append(dict(zip(map(self._token, token_ids), row, strict=True)))
-        return logprobs, top_logprobs
-
-    def _token(self, token_id: int) -> str:
-        return str(self.tokenizer.decode([token_id]))
-
-
-def _num_top_logprobs(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_LOGPROBS:
-        raise ValueError(
-            f"logprobs={value!r:.100} is not a number of tokens from 0 to {MAX_LOGPROBS}"
-        )
-    return value
 
 
 def _lines(chunk: Part) -> bytes:
