@@ -153,7 +153,7 @@ def test_typed_to_answered_and_switched(terminal: Terminal, run_folder: Path) ->
     asked = terminal.wait("base> ", times=5)
     assert "base> What is\n3 + 4?\n" in asked  # pasted lines are one message
     terminal.type("/tempreature 1")
-    terminal.wait("unknown command /tempreature; /help lists the commands")
+    terminal.wait("unknown command /tempreature 1; /help lists the commands")
     terminal.wait_until(is_asking, "a prompt")
     terminal.tmux("send-keys", "C-d")
     terminal.wait("ended 0")

@@ -265,19 +265,10 @@ def length_drift(seen: Evidence) -> Finding:
         f"{length.after:.0f} tokens, completions cut off by the limit {truncated.before:.0%} → "
         f"{truncated.after:.0%} {length.means}."
     )
-    advice = (
-        "If the reward model pays for length, see its report (The reward model goes by length) and "
-        "add pairs whose chosen side is the shorter one. "
-        if seen.paid_by_model
-        else "If the reward pays for length, weigh it less. "
-    ) + (
-        "If answers are cut off, raise sample.max_new_tokens, or add soft_overlong or "
-        "algorithm.truncated: leave_out."
-    )
     inside = [group for group in seen.groups if first <= group.step + 1 <= last]
     sign = 1 if length.rise < 0 else -1
     shown = sorted(seen.recent(inside), key=lambda group: sign * fmean(group.lengths))
-    return alarm(text, (first, last), shown, advice)
+    return alarm(text, (first, last), shown)
 
 
 def form_alone(seen: Evidence) -> Finding:
@@ -305,12 +296,10 @@ def form_alone(seen: Evidence) -> Finding:
         ends = f"all {_from_to(total)} {total.means}"
         return clear(f"The first reward, {seen.first}, went {_from_to(first)}; {ends}.")
     names = " and ".join(sorted(gains, key=lambda name: -gains[name])[:2])
-    judge = (
-        "and no reward says what is right"
-        if seen.first in FORM
-        else f"while {seen.first}, which says what is right, went {_from_to(first)}"
+    text = (
+        f"The reward rose {_from_to(total)}, all of it by {names}, while {seen.first}, the first "
+        f"reward, went {_from_to(first)} {total.means}."
     )
-    text = f"The reward rose {_from_to(total)}, all of it by {names}, {judge} {total.means}."
     charts = ("score/reward", *(f"score/{name}" for name in dict.fromkeys((seen.first, *gains))))
     steps = series(seen.trained, "step")[0]
     return alarm(text, steps, _earning_most(seen, steps[-1] - RECENT_STEPS), charts=charts)
@@ -499,18 +488,9 @@ def no_end_token(seen: Evidence) -> Finding:
     text = f"{fraction:.0%} of the completions have no end token."
     if fraction <= ENDLESS_FRACTION:
         return clear(text)
-    advice = (
-        "Their answers are cut off and count as wrong: raise sample.max_new_tokens (and "
-        "sample.turn_tokens, of an environment), or "
-    ) + (
-        "begin from an adapter that has learned to end (model.start)."
-        if seen.config.samples
-        else "see in --data-check that the last learned token is an end token."
-    )
     cut = [group for group in seen.recent(seen.groups) if any(group.are_truncated)]
     cut.sort(key=lambda group: -sum(group.are_truncated))
-    charts = (key, "sample/completion_tokens")
-    return alarm(text, steps, cut, advice, charts)
+    return alarm(text, steps, cut, charts=(key, "sample/completion_tokens"))
 
 
 def goes_by_length(seen: Evidence) -> Finding:
@@ -611,7 +591,11 @@ ALARMS: dict[str, Alarm] = {
         "first is harmless if the first reward follows soon.",
     ),
     "Length or truncation drifts": Alarm(
-        length_drift, charts=("sample/completion_tokens", "sample/truncated_fraction")
+        length_drift,
+        "If a reward pays for length, weigh it less; for a reward model, add pairs whose chosen "
+        "side is the shorter one. If answers are cut off, raise sample.max_new_tokens, or add "
+        "soft_overlong or algorithm.truncated: leave_out.",
+        ("sample/completion_tokens", "sample/truncated_fraction"),
     ),
     "Completions repeat themselves": Alarm(
         repeating,
@@ -672,7 +656,12 @@ ALARMS: dict[str, Alarm] = {
         applies=lambda seen: not seen.config.of_stage.samples,
     ),
     "Most completions have no end": Alarm(
-        no_end_token, applies=lambda seen: not seen.config.of_stage.scores
+        no_end_token,
+        "Their answers are cut off and count as wrong: raise sample.max_new_tokens (and "
+        "sample.turn_tokens, of an environment), or begin from an adapter that has learned to end "
+        "(model.start); for demonstrations, see in --data-check that the last learned token is an "
+        "end token.",
+        applies=lambda seen: not seen.config.of_stage.scores,
     ),
     "The reward model goes by length": Alarm(goes_by_length, applies=lambda seen: True),
     "Memory over its plan": Alarm(

@@ -427,6 +427,6 @@ def test_an_alarm_has_its_own_advice_or_the_table_s() -> None:
     assert {each.state for each in found.values()} == {"alarm"}
     drift, errors = (found[name] for name in ("Length or truncation drifts", "Scoring errors"))
     assert drift.charts == ("sample/completion_tokens", "sample/truncated_fraction")
-    assert drift.advice.startswith("If the reward pays for length, weigh it less. If answers are")
+    assert drift.advice.startswith("If a reward pays for length, weigh it less; for a reward model")
     assert errors.charts == ("score/errors",)
     assert errors.advice.startswith("The console's warnings name the rollouts.")
