@@ -217,8 +217,12 @@ class PolicyServer:
         chat, prompt = request.chat, request.prompt
         renderer = replace(self.chat.renderer, tools=chat.tools)
         at_end = bool(chat.tools) or request.path != CHAT  # calls are known only at the end
-        chunk = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion.chunk"}
-        chunk |= {"created": int(time.time()), "model": request.model}
+        chunk: Members = {
+            "id": f"chatcmpl-{secrets.token_hex(8)}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": request.model,
+        }
         sampled, text, sent = PartialAnswer([]), "", ""
 
         def delta(reason: str | None = None, **members: str) -> Members:
