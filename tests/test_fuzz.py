@@ -191,7 +191,6 @@ def forms(row: Any) -> None:
             partial(row_forms.read_problem, tests=True),
             partial(row_forms.read_problem, answer=False),
             row_forms.read_demonstration,
-            partial(row_forms.read_demonstration, score=True),
             row_forms.read_document,
             row_forms.read_preference,
             row_forms.read_labelled,

@@ -185,7 +185,6 @@ def export(
     which: str = "last",
     adapter_only: bool = False,
     dtype: str = "bfloat16",
-    max_shard_gib: float | str = 5,
     rollouts: str | Path | None = None,
     push: str | None = None,
     gguf: str | None = None,
@@ -200,7 +199,6 @@ def export(
         which: which adapter of a run, as ``--which``.
         adapter_only: write the adapter in PEFT's format without merging.
         dtype: "bfloat16" or "float32".
-        max_shard_gib: max size of a weights file.
         rollouts: file of the rollouts for the parity check; None: those of the run.
         push: Hub repository to upload to.
         gguf: path of llama.cpp's ``convert_hf_to_gguf.py``, to convert to GGUF.
@@ -220,7 +218,6 @@ def export(
             base=None if base is None else str(base),
             adapter_only=adapter_only,
             dtype=dtype,
-            shard_bytes=exporting.shard_bytes(max_shard_gib),
             rollouts=None if rollouts is None else Path(rollouts),
             push=push,
             gguf=gguf,

@@ -6,7 +6,6 @@ import random
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -24,10 +23,9 @@ KEPT = "\n\t\u00a0\u202f\u3000\u200d"
 HELP = """\
 /base, /adapter        select the model that answers next; the conversation is kept
 /reset                 clear the conversation
-/system TEXT           set the system prompt (none: without)
-/temperature 0.7       set a sampling option: also /top_p /top_k /min_p /max_new_tokens /seed
 /help, /quit           show this; leave (or Ctrl-D); Ctrl-C stops an answer
-Put a space before a message that begins with /."""
+Put a space before a message that begins with /.
+"""
 
 
 class ChatOptions(SampleSection):
@@ -46,7 +44,7 @@ class ChatOptions(SampleSection):
 
 
 SETTABLE = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed")
-"""Options that the command line and the chat set."""
+"""Options of the command line."""
 
 
 class ChatSubject(NamedTuple):
@@ -62,15 +60,15 @@ def find_subject(
     """The model that ``target`` names: a run's folder, a config, an adapter's folder, or a model's
     folder or Hub id. ``adapter`` replaces the run's own."""
     path = Path(target)
-    if adapter is not None and which != "last":
-        raise ConfigError(f"--which {which} contradicts --adapter {adapter}; leave one of them out")
-    if adapter is not None and not run_folder.is_adapter(adapter):
-        raise ConfigError(
-            f"--adapter {adapter} holds no adapter_config.json; name an adapter's folder, such as "
-            "runs/quickstart/adapter"
-        )
-    for place in (path, adapter or path):
-        run_folder.check_writes(place, "chat")
+    if adapter is not None:
+        run_folder.refuse_which(which, f"--adapter {adapter}")
+        if not run_folder.is_adapter(adapter):
+            raise ConfigError(
+                f"--adapter {adapter} holds no adapter_config.json; name an adapter's folder, such "
+                "as runs/quickstart/adapter"
+            )
+    run_folder.check_writes(path, "chat")
+    run_folder.check_writes(adapter or path, "chat")
     is_config = path.suffix in (".yaml", ".yml")
     if is_config or run_folder.is_run(path):
         config = config_file.load(path) if is_config else run_folder.read_config(path)
@@ -137,11 +135,11 @@ class ChatSession:
         options = self.options
         params = options.params(min(options.max_new_tokens, room), options.stop)
         seed = None if options.seed is None else f"{options.seed}/chat/{len(messages)}"
-        rng = random.Random(seed)
+        draw = random.Random(seed).getrandbits(63)
         token_ids: list[int] = []
 
         def sampled() -> Generator[int, None, None]:
-            for token in stream(self.model, prompt, params, rng.getrandbits(63)):
+            for token in stream(self.model, prompt, params, draw):
                 token_ids.append(token)
                 yield token
 
@@ -187,17 +185,12 @@ def options_of(subject: ChatSubject, texts: Mapping[str, str | None]) -> ChatOpt
 def parse_option(options: ChatOptions, name: str, value: str) -> ChatOptions:
     """``options`` with one of them set from text; ``null`` unsets it. Raises a ConfigError."""
     try:
-        parsed = yaml_text.parse(value)
-    except ValueError:
-        parsed = value
-    try:
-        return ChatOptions.model_validate({**options.model_dump(), name: parsed})
+        return ChatOptions.model_validate(options.model_dump() | {name: yaml_text.parse(value)})
     except ValidationError as error:
-        option, problem = ChatOptions.model_fields[name], error.errors()[0]["msg"]
-        raise ConfigError(
-            f"{name}={value!r:.60}: {problem[0].lower() + problem[1:]}; it is "
-            f"{config_file.shown_type(option)}: {config_file.docstring(option)}"
-        ) from error
+        problem = error.errors()[0]["msg"]
+        raise ConfigError(f"{name}={value!r:.60}: {problem[0].lower()}{problem[1:]}") from error
+    except ValueError as error:
+        raise ConfigError(f"{name}={value!r:.60}: it is not valid YAML") from error
 
 
 def talk(chat: ChatSession) -> None:
@@ -209,18 +202,16 @@ def talk(chat: ChatSession) -> None:
     adapter = f" with the adapter {chat.adapter}" if chat.adapter else ", without an adapter"
     say(f"{chat.model.path}{adapter}. /help lists the commands; Ctrl-D leaves.\n")
     while True:
-        is_answering = False
         try:
             message = input("adapter> " if chat.uses_adapter else "base> ")
             if message.strip() in ("/quit", "/exit"):
                 return
             if message.startswith("/"):
-                say(_obey(chat, *message[1:].strip().partition(" ")[::2]))
+                say(_obey(chat, message[1:].strip()))
             elif message.strip():
-                is_answering = True
                 print_answer(chat, message.strip())
         except KeyboardInterrupt:
-            say(" (stopped)\n" if is_answering else "\n")
+            say("\n")
         except EOFError:
             say("\n")
             return
@@ -242,18 +233,8 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _obey(chat: ChatSession, name: str, argument: str) -> str:
+def _obey(chat: ChatSession, name: str) -> str:
     """Run a command and return its reply."""
-    argument = argument.strip()
-    if name in SETTABLE:
-        if argument:
-            chat.options = parse_option(chat.options, name, argument)
-        value = getattr(chat.options, name)
-        return f"{name} {'null' if value is None else value}\n"
-    if name == "system":
-        if argument:
-            chat.renderer = replace(chat.renderer, system_prompt=system_prompt(argument, ""))
-        return f"{chat.renderer.system_prompt or 'there is no system prompt'}\n"
     if name == "adapter" and chat.adapter is None:
         return "there is no adapter; start the chat with a run, or --adapter FOLDER\n"
     if name in ("base", "adapter"):
@@ -261,9 +242,5 @@ def _obey(chat: ChatSession, name: str, argument: str) -> str:
     elif name == "reset":
         chat.messages = []
     else:
-        return (
-            f"{HELP}\n"
-            if name == "help"
-            else f"unknown command /{name}; /help lists the commands\n"
-        )
+        return HELP if name == "help" else f"unknown command /{name}; /help lists the commands\n"
     return ""

@@ -7,24 +7,19 @@ openrlhf/utils/processor.py); bins: arXiv:2205.13636, with text instead of contr
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reason_llm.config import ColumnsSection, Config, PairsSection
-from reason_llm.data import read_demonstration, read_rows, renderer_of
+from reason_llm.config import Config, PairsSection
+from reason_llm.data import renderer_of
 from reason_llm.errors import DataError, RolloutBufferError, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROWS = (".jsonl", ".csv", ".parquet")
-"""Suffixes of files with scored rows; other sources are saved rollouts."""
-COPIED = ("tools", "functions", "chat_template_kwargs", "score")
-"""Columns of a scored row that are copied unchanged."""
 _QUESTION = "question-8315"
 
 
@@ -51,7 +46,7 @@ def fit(scores: Sequence[float], section: PairsSection) -> Condition:
     if len(set(scores)) < 2:
         raise DataError(
             f"all {len(scores)} scores are equal, so there is nothing to tell good from bad; give "
-            "rollouts with different rewards, or rows with different numbers in the column 'score'"
+            "rollouts with different rewards"
         )
     if num_bins:
         edges = quantile_edges(scores, num_bins)
@@ -79,41 +74,6 @@ def quantile_edges(scores: Sequence[float], num_bins: int) -> tuple[float, ...]:
 def bin_of(score: float, edges: Sequence[float]) -> int:
     """Return the bin of a score, the number of edges up to it: 0 is the worst, K - 1 the best."""
     return sum(edge <= score for edge in edges)
-
-
-def scored_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the demonstrations of a file with their ``score``, for ``with_text``."""
-    for where, row in read_rows(str(file), "train"):
-        example = read_demonstration(where, row, ColumnsSection(), score=True)
-        if example.sampled is not None:
-            raise DataError(
-                f"{where}: its prompt is token ids, which a score cannot be written into; give the "
-                "rollouts that it was made of"
-            )
-        if example.messages[-1]["role"] != "user":
-            raise DataError(
-                f"{where}: the prompt ends with a message of {example.messages[-1]['role']!r:.60}; "
-                "expected one of the user, which the score is written into"
-            )
-        copied = {name: row[name] for name in COPIED if name in row} | {"score": example.value}
-        if example.is_text:
-            (prompt,), ((completion,),) = example.messages, example.completions
-            yield {"prompt": prompt["content"], "completion": completion["content"], **copied}
-            continue
-        answered = [
-            message | ({"train": False} if number in example.untrained else {})
-            for number, message in enumerate(example.completions[0])
-        ]
-        yield {"prompt": example.messages, "completion": answered, **copied}
-
-
-def with_text(row: dict[str, Any], text: str) -> dict[str, Any]:
-    """Return a scored row with the text at the end of the question."""
-    prompt = row["prompt"]
-    if isinstance(prompt, str):
-        return row | {"prompt": prompt + text}
-    *earlier, last = prompt
-    return row | {"prompt": [*earlier, last | {"content": last["content"] + text}]}
 
 
 class QuestionEnd:

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 
 from rich.console import Console as RichConsole
 from rich.file_proxy import FileProxy
@@ -21,7 +20,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress as Bars,
-    Task,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -97,8 +95,8 @@ class Console(Watch):
         self._last_step, self._judged_by = begun.last_step, begun.judged_by
         self._recent = deque(begun.records, maxlen=lines.RECENT_STEPS)
         with self._shown("loading", 0) as bars:
-            name, end = _safe(begun.name), self._end()
-            bars.add_task("step", total=begun.last_step, completed=begun.step, note=name, end=end)
+            name, total = _safe(begun.name), begun.last_step
+            bars.add_task("step", total=total, completed=begun.step, note=name)
             bars.start()
             yield
 
@@ -112,13 +110,7 @@ class Console(Watch):
         elif measurements := lines.judged(record, self._judged_by):
             self.line(f"before training: {', '.join(measurements)}")
         if self._bars is not None:
-            run = self._bars.task_ids[-1]
-            self._bars.update(run, completed=record["step"], end=self._end(), refresh=True)
-
-    def _end(self) -> float | None:
-        """Expected end of the run on the clock; None if unknown."""
-        seconds = lines.seconds_left(self._recent, self._last_step)
-        return None if seconds is None else self._clock() + seconds
+            self._bars.update(self._bars.task_ids[-1], completed=record["step"], refresh=True)
 
     @contextmanager
     def phase(self, name: str, total: int) -> Iterator[Progress]:
@@ -142,7 +134,7 @@ class Console(Watch):
             BarColumn(bar_width=None),
             MofNCompleteColumn(table_column=one_line),
             TextColumn("{task.fields[note]}", markup=False, table_column=narrow),
-            _TimeLeft(compact=True, elapsed_when_finished=True, table_column=one_line),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=one_line),
             console=self._rich,
             refresh_per_second=REFRESHES_PER_SECOND,
             speed_estimate_period=math.inf,  # a step may take longer than rich's 30 seconds
@@ -158,18 +150,6 @@ class Console(Watch):
         finally:
             self._bars = None
             bars.stop()
-
-
-class _TimeLeft(TimeRemainingColumn):
-    """Time left: until ``end`` if the task has one, else by its speed."""
-
-    def render(self, task: Task) -> Text:
-        """Format a duration as ``01:10``."""
-        if task.finished or "end" not in task.fields:
-            return super().render(task)
-        end = task.fields["end"]
-        text = "--:--" if end is None else timedelta(seconds=max(0, round(end - task.get_time())))
-        return Text(str(text).removeprefix("0:"), style="progress.remaining")
 
 
 def _advance(bars: Bars) -> Progress:

@@ -1,6 +1,6 @@
 """Console lines of a run, from its records and its summary."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -56,18 +56,14 @@ def of_stopped(run: Path) -> str | None:
     return text
 
 
-def seconds_left(records: Sequence[Record], last_step: int) -> float | None:
-    """Expected seconds to the last step, from the median of the recent steps; None before two."""
+def left(records: Sequence[Record], last_step: int) -> str:
+    """``about 12 min left``, from the median of the recent steps; empty before two, and at the
+    end."""
     key = "time/total_seconds"
     durations = [record[key] for record in records if record["step"] and key in record]
     if len(durations) < 2:
-        return None
-    return median(durations[-RECENT_STEPS:]) * max(0, last_step - records[-1]["step"])
-
-
-def left(records: Sequence[Record], last_step: int) -> str:
-    """``about 12 min left``; empty at the end, or if unknown."""
-    seconds = seconds_left(records, last_step) or 0.0
+        return ""
+    seconds = median(durations[-RECENT_STEPS:]) * max(0, last_step - records[-1]["step"])
     hours, minutes = divmod(round(seconds / 60), 60)
     if seconds >= 90:
         return f"about {f'{hours} h ' if hours else ''}{minutes} min left"
@@ -146,8 +142,8 @@ def mean_score(value: float, judged_by: str) -> str:
     return f"{value:.1%}" if judged_by == "accuracy" else f"{value:.3f}"
 
 
-def of_summary(summary: dict[str, Any]) -> list[str]:
-    """Lines of a run's result: accuracy, held-out loss and pairs, memory and plan, seconds."""
+def of_evaluations(summary: Mapping[str, Any]) -> list[str]:
+    """Lines of a run's first and last evaluation: accuracy, held-out loss and pairs."""
     lines, by = [], summary.get("judged_by", "accuracy")
     if summary["accuracy_before"] is not None:
         before, after = summary["accuracy_before"], summary["accuracy_after"]
@@ -164,6 +160,12 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
         counts = summary["held_out_pairs"]
         last = pairs(right[1], None if counts is None else counts[1])
         lines.append(f"held-out pairs {right[0]:.1%} -> {last}")
+    return lines
+
+
+def of_summary(summary: dict[str, Any]) -> list[str]:
+    """Lines of a run's result: evaluations, memory and plan, seconds."""
+    lines = of_evaluations(summary)
     if (best := summary.get("best")) is not None and best["step"] < summary["steps"]:
         best_folder = run_folder.place_of(Path(summary["adapter"]).parent, "best")
         place = f", in {best_folder}" if best_folder.is_dir() else ""

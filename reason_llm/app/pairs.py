@@ -12,7 +12,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from reason_llm.app.conditioned import QuestionEnd
 from reason_llm.config import PairForm, PairsSection
 from reason_llm.data import tokenizer_digest
 from reason_llm.errors import ConfigError, DataError, RolloutBufferError, WriteError
-from reason_llm.files import read_object, sha256, write_atomically
+from reason_llm.files import sha256, write_atomically
 from reason_llm.model import end_token_ids, load_tokenizer, quiet_libraries
 from reason_llm.rollout import Completion, Group
 from reason_llm.run import Document, buffer_files, missing_steps, read_document, warn_of_another
@@ -47,19 +46,19 @@ class PairCounts:
     prompts: set[bytes] = field(default_factory=set)
     rollouts: int = 0
     buffers: int = 0
-    scored_rows: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
+    is_new: bool = True
+    """Whether the file was written now."""
 
     @property
     def line(self) -> str:
         """``812 preferences of 300 prompts, from 1,024 rollouts in 4 buffers, in my.jsonl``"""
+        if not self.is_new:
+            return f"{self.path} holds these rows already"
         left_out = ", ".join(f"{count:,} {why}" for why, count in self.left_out.items())
-        origins = [f"{self.scored_rows:,} scored rows"] if self.scored_rows else []
-        if self.buffers or not origins:
-            origins.append(f"{self.rollouts:,} rollouts in {self.buffers} buffers")
         return (
             f"{self.rows:,} {self.form} of {len(self.prompts):,} prompts, from "
-            f"{' and '.join(origins)}, in {self.path}"
+            f"{self.rollouts:,} rollouts in {self.buffers} buffers, in {self.path}"
             + (f"; left out: {left_out}" if left_out else "")
         )
 
@@ -71,36 +70,26 @@ def write_pairs(
     section: PairsSection,
     model: str | None = None,
 ) -> PairCounts:
-    """Write the rows that ``section`` selects from saved rollouts, one JSON object per line.
+    """Write the rows that ``section`` selects from saved rollouts, one JSON object per line, unless
+    ``target`` holds them already.
 
     Args:
-        sources: saved buffers, or folders of them; for conditioned also files of demonstrations
-            with a ``score``.
+        sources: saved buffers, or folders of them.
         model: folder or Hub id of the model that sampled; None: the one that the buffers name.
 
     Raises:
         RolloutBufferError: a buffer is missing, damaged, or of another model than the first.
-        ReasonError: options do not go together, nothing is left to write, or the tokenizer or
-            ``target`` cannot be used.
+        ReasonError: options do not go together, nothing is left to write, ``target`` holds other
+            rows, or it or the tokenizer cannot be used.
     """
+    if target.suffix != ".jsonl":
+        raise ConfigError(f"--out {target} is not a .jsonl file, which data.train reads; rename it")
     way = section.way(form)
-    paths, rows = list[Path](), list[dict[str, Any]]()
-    for source in sources:
-        if form == "conditioned" and source.suffix in conditioned.ROWS:
-            rows += conditioned.scored_rows(source)
-        else:
-            paths += _buffers(source)
     quiet_libraries()
     builder: _RowBuilder | None = None
-    if rows and (section.reward or section.per_prompt or (model and not paths)):
-        raise ConfigError(
-            "reward, per_prompt and --model are of rollouts, and scored rows have none; leave them "
-            "out"
-        )
-    prompts = {_digest(row["prompt"]) for row in rows}
-    written = PairCounts(form, target, prompts=prompts, scored_rows=len(rows))
+    written, rows = PairCounts(form, target), list[dict[str, Any]]()
     ends = dict[str, QuestionEnd]()
-    for path in paths:
+    for path in [path for source in sources for path in _buffers(source)]:
         document = read_document(path)
         warn_of_another(path, document, None)
         sampler = _model_of(path, document)
@@ -114,21 +103,33 @@ def write_pairs(
             )
         written.buffers += 1
         origin = f"{document.run.name}, step {document.step}"
-        new_rows = [row for group in document.groups for row in builder.rows(group, origin)]
-        if form == "conditioned" and document.run.id not in ends:
-            ends[document.run.id] = QuestionEnd(document.run.config, builder.tokenizer)
-        rows += [row | {"run": document.run.id} for row in new_rows] if ends else new_rows
+        for group in document.groups:
+            rows += builder.rows(group, origin)
+        if form == "conditioned":
+            if document.run.id not in ends:
+                ends[document.run.id] = QuestionEnd(document.run.config, builder.tokenizer)
+            for row in rows:
+                row.setdefault("run", document.run.id)
     if form == "conditioned":
         rows = _conditioned(rows, section, ends, written)
-    lines = [orjson.dumps(row) + b"\n" for row in rows]
-    written.rows = len(lines)
-    if not lines:
+    written.rows = len(rows)
+    if not rows:
         raise DataError(
             f"nothing to write: {written.rollouts:,} rollouts hold no {form} by {way}"
             + (f" ({written.line.partition('; ')[2]})" if written.left_out else "")
             + "; lower threshold, or name other buffers"
         )
-    write_atomically(target, b"".join(lines))
+    content = b"".join(orjson.dumps(row) + b"\n" for row in rows)
+    if os.path.lexists(target):
+        written.is_new = False
+        if not target.is_file() or sha256(target) != hashlib.sha256(content).hexdigest():
+            raise WriteError(
+                f"{target} exists and is not what is written from {', '.join(map(str, sources))} "
+                "with these options; remove it to write the rows again, or name another file with "
+                "--out"
+            )
+    else:
+        write_atomically(target, content)
     return written
 
 
@@ -160,12 +161,11 @@ def _conditioned(
     ends: Mapping[str, QuestionEnd],
     written: PairCounts,
 ) -> list[dict[str, Any]]:
-    """Return the rows with their scores in their prompts; rows of rollouts name their ``run``."""
+    """Return the rows, which name their ``run``, with their scores in their prompts."""
     condition = conditioned.fit([row["score"] for row in rows], section)
     conditioned_rows = []
     for row in rows:
-        text, run = condition.text(row["score"]), row.pop("run", None)
-        changed = conditioned.with_text(row, text) if run is None else ends[run].insert(row, text)
+        changed = ends[row.pop("run")].insert(row, condition.text(row["score"]))
         if changed is None:
             written.left_out["whose prompt does not end as the chat template's do"] += 1
         else:
@@ -289,58 +289,3 @@ def _spread(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _digest(prompt: object) -> bytes:
     return hashlib.sha256(orjson.dumps(prompt)).digest()
-
-
-def write_pairs_once(
-    sources: Sequence[Path],
-    target: Path,
-    form: PairForm,
-    section: PairsSection,
-    model: str | None = None,
-) -> str:
-    """Write the rows of ``write_pairs`` unless the same rows exist, and return the line to print.
-    ``<target>.rows.json`` has their options and digests, also of rollouts deleted since."""
-    if target.suffix != ".jsonl":
-        raise ConfigError(f"--out {target} is not a .jsonl file, which data.train reads; rename it")
-    record, recorded = target.with_suffix(".rows.json"), dict[str, Any]()
-    with suppress(OSError, ValueError):
-        recorded = read_object(record)
-    known = recorded.get("rollouts")
-    known = known if isinstance(known, dict) else {}
-    origin = {
-        "form": form,
-        "model": model,
-        "pairs": section.model_dump(mode="json"),
-        "rollouts": {str(path): _files_digest(path) or known.get(str(path)) for path in sources},
-    }
-    if os.path.lexists(target):
-        if recorded == {**origin, "rows_sha256": _file_digest(target)}:
-            return f"{target} holds these rows already"
-        raise WriteError(
-            f"{target} exists and is not what was written from {', '.join(map(str, sources))} with "
-            "these options; remove it to write the rows again, or name another file with --out"
-        )
-    partial_file = target.with_name(f".{target.name}.made")
-    written = write_pairs(sources, partial_file, form, section, model)
-    written.path = target
-    # The record comes first: after a kill between the two, the rows are made again.
-    content = {**origin, "rows_sha256": _file_digest(partial_file)}
-    write_atomically(record, orjson.dumps(content, option=orjson.OPT_INDENT_2))
-    partial_file.replace(target)
-    return written.line
-
-
-def _files_digest(source: Path) -> str | None:
-    """Return a digest of the names and contents of saved rollouts; None without any."""
-    try:
-        lines = [f"{file.name} {_file_digest(file)}\n" for file in buffer_files(source)]
-    except RolloutBufferError:
-        return None
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _file_digest(file: Path) -> str | None:
-    try:
-        return sha256(file)
-    except OSError:
-        return None

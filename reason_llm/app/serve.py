@@ -2,14 +2,13 @@
 
     POST /v1/chat/completions   messages in, a message out
     POST /v1/responses          items in, items out
-    POST /v1/completions        texts or token ids in, texts out; with echo and logprobs scores
     GET  /v1/models             the run's name and its base's
 
-Requests are answered one at a time; the others wait. Log-probs are the model's own, before
-temperature and filters, as vLLM reports them. By default, only this machine can connect;
+Requests are answered one at a time; the others wait. By default, only this machine can connect;
 another address needs a key. What the model writes is sent as text and never run.
 
-Batching and paged KV are not supported; ``vllm serve`` has both, and its command is printed.
+Batching, paged KV, log-probs and ``/v1/completions`` are not supported; ``vllm serve`` has them,
+and its command is printed.
 """
 
 import asyncio
@@ -24,20 +23,17 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import orjson
-import torch
 from aiohttp import web
-from torch import Tensor
 
 from reason_llm.app.chat import ChatOptions, ChatSession, ChatSubject, parse_option, text_pieces
 from reason_llm.config import Config
 from reason_llm.data import chat_template
 from reason_llm.errors import ConfigError, ReasonError, one_line
-from reason_llm.files import without_panics, write_atomically
+from reason_llm.files import write_atomically
 from reason_llm.model import adapters, base, default_device, load_tokenizer, positions
 from reason_llm.rollout import Completion, FinishReason, Prompt
 from reason_llm.run.store import folder as run_folder
@@ -47,13 +43,8 @@ KEY = "REASON_LLM_API_KEY"
 """Environment variable of the key that each request must have."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_WAITING_REQUESTS = 256
-MAX_PROMPTS = 128
-MAX_LOGPROBS = 20
-"""Limit of the likeliest tokens that are reported for each position."""
-MAX_SCORED_POSITIONS = 256
-"""Number of positions whose logits are in memory at once."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
-CHAT, TEXT, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
+CHAT, MODELS = "/v1/chat/completions", "/v1/models"
 DONE = b"data: [DONE]"
 Members = openai_api.Members
 Part = Members | bytes
@@ -66,19 +57,10 @@ class ApiRequest:
     """A parsed and checked request."""
 
     model: str
-    prompts: list[tuple[int, ...]]
-    draw: openai_api.Draw
+    prompt: tuple[int, ...]
+    chat: openai_api.ChatRequest
     options: ChatOptions
-    streams: bool
-    has_usage: bool
-    logprobs: int | None
-    """Number of most likely tokens to report with each token's log-prob. None: no log-probs."""
-    echo: bool = False
-    """Whether the prompt is part of the text."""
-    is_score: bool = False
-    """Whether nothing is sampled."""
-    chat: openai_api.ChatRequest | None = None
-    path: str = CHAT
+    path: str
 
 
 @dataclass(slots=True)
@@ -104,7 +86,6 @@ class PolicyServer:
     """Accepted values of the header Host. None: all."""
 
     def __post_init__(self) -> None:
-        self.tokenizer = self.chat.renderer.tokenizer
         self._worker = ThreadPoolExecutor(1, "sampling")
         self._waiting = 0
 
@@ -112,7 +93,7 @@ class PolicyServer:
         """The application, not yet listening."""
         app = web.Application(client_max_size=openai_api.MAX_BYTES)
         app.router.add_get(MODELS, self._handler(self._models))
-        for path in (*openai_api.FORMS, TEXT):
+        for path in openai_api.FORMS:
             app.router.add_post(path, self._handler(self._completions))
         return app
 
@@ -161,7 +142,7 @@ class PolicyServer:
         self._waiting += 1
         try:
             parts = self._parts(parsed)
-            if not parsed.streams:
+            if not parsed.chat.stream:
                 content = orjson.dumps([part async for part in parts][-1])
                 return web.Response(body=content, content_type="application/json")
             first = await anext(parts)  # an error up to here can still set the status
@@ -185,9 +166,8 @@ class PolicyServer:
         def work() -> None:
             """Sample on the worker's thread; None, or the error, is the last that it gives."""
             try:
-                answer = self._text_answer if request.chat is None else self._chat_answer
                 with self.chat.model.using(self.names[request.model]):
-                    for part in () if gone.is_set() else answer(request, gone):
+                    for part in () if gone.is_set() else self._answer(request, gone):
                         put(part)
                 put(None)
             except Exception as error:  # noqa: BLE001  (the client receives it)
@@ -213,174 +193,69 @@ class PolicyServer:
         for option in SAMPLING:
             if option in body:
                 options = parse_option(options, option, str(body[option]))
-        if path in openai_api.FORMS:
-            request = self._parse_chat(name, body, options, path)
-        else:
-            request = self._parse_texts(name, body, options)
-        longest = max(map(len, request.prompts))
-        if longest + (not request.is_score) > self.chat.context_tokens:
-            raise ValueError(
-                f"a prompt of {longest} tokens leaves no room in the context of "
-                f"{self.chat.context_tokens} tokens (model.context_tokens)"
-            )
-        return request
-
-    def _parse_chat(self, name: str, body: Members, options: ChatOptions, path: str) -> ApiRequest:
-        top = body.pop("top_logprobs", 0)
         chat = openai_api.FORMS[path][0](body, options)
-        self._check_size(sum(len(message["content"]) for message in chat.messages))
+        if chat.logprobs:
+            raise ValueError("logprobs=True is not offered: vLLM's server has them; leave it out")
+        characters = sum(len(message["content"]) for message in chat.messages)
+        if characters > openai_api.MAX_TOKEN_CHARACTERS * self.chat.context_tokens:
+            raise ValueError(f"the prompt's {characters:,} characters {self._no_room()}")
         renderer = replace(self.chat.renderer, tools=chat.tools)
         if chat.tools:
             renderer.check_tools("a request")
-        prompt = renderer.prompt("this conversation", chat.messages, answer="")
-        return ApiRequest(
-            model=name,
-            prompts=[prompt.token_ids],
-            draw=chat.draw,
-            options=options,
-            streams=chat.stream,
-            has_usage=chat.has_usage,
-            logprobs=_num_top_logprobs(top) if chat.logprobs else None,
-            chat=chat,
-            path=path,
-        )
+        prompt = renderer.prompt("this conversation", chat.messages, answer="").token_ids
+        if len(prompt) >= self.chat.context_tokens:
+            raise ValueError(f"the prompt's {len(prompt):,} tokens {self._no_room()}")
+        return ApiRequest(name, prompt, chat, options, path)
 
-    def _parse_texts(self, name: str, body: Members, options: ChatOptions) -> ApiRequest:
-        known = ("prompt", "max_tokens", "stop", "seed", "logprobs", "stream", "echo")
-        openai_api.check_members({k: v for k, v in body.items() if k not in known}, known, options)
-        flags = {flag: body.get(flag, False) for flag in ("stream", "echo")}
-        for flag, value in flags.items():
-            if not isinstance(value, bool):
-                raise ValueError(f"{flag}={value!r:.100} is neither true nor false")
-        is_score = flags["echo"] and body.get("max_tokens") == 0
-        stream_options = body.get("stream_options", {})
-        has_usage = isinstance(stream_options, dict) and stream_options.get("include_usage") is True
-        top = body.get("logprobs")
-        return ApiRequest(
-            model=name,
-            prompts=self._prompts(body.get("prompt")),
-            draw=openai_api.draw_of({k: v for k, v in body.items() if k != "max_tokens" or v}),
-            options=options,
-            streams=flags["stream"],
-            has_usage=has_usage,
-            logprobs=None if top is None else _num_top_logprobs(top),
-            echo=flags["echo"],
-            is_score=is_score,
-        )
-
-    def _prompts(self, prompt: Any) -> list[tuple[int, ...]]:
-        """Token ids of the prompts, which are texts or token ids, one or a list."""
-        is_list = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-        prompts = prompt if is_list else [prompt]
-        if len(prompts) > MAX_PROMPTS:
-            raise ValueError(f"a request has {len(prompts)} prompts; give at most {MAX_PROMPTS}")
-        return [self._prompt(p) for p in prompts]
-
-    def _prompt(self, prompt: Any) -> tuple[int, ...]:
-        if isinstance(prompt, list):
-            ids, size = prompt, len(self.tokenizer)
-            if not ids or not all(
-                type(token_id) is int and 0 <= token_id < size for token_id in ids
-            ):
-                raise ValueError(f"prompt={prompt!r:.100} is not a list of token ids below {size}")
-        elif isinstance(prompt, str):
-            self._check_size(len(prompt))
-            with without_panics():
-                ids = self.tokenizer.encode(prompt)  # with the special tokens that start a text
-            ids = ids or [self.tokenizer.bos_token_id or self.chat.model.end_token_ids[0]]
-        else:
-            raise ValueError(f"prompt={prompt!r:.100} is neither text nor a list of token ids")
-        return tuple(ids)
-
-    def _check_size(self, characters: int) -> None:
-        if characters > openai_api.MAX_TOKEN_CHARACTERS * self.chat.context_tokens:
-            raise ValueError(
-                f"{characters:,} characters leave no room in the context of "
-                f"{self.chat.context_tokens} tokens (model.context_tokens)"
-            )
+    def _no_room(self) -> str:
+        tokens = self.chat.context_tokens
+        return f"leave no room in the context of {tokens:,} tokens (model.context_tokens)"
 
     # The methods below run in the thread of the model
 
-    def _chat_answer(self, request: ApiRequest, gone: threading.Event) -> Iterator[Part]:
-        chat, (prompt,) = request.chat, request.prompts
-        assert chat is not None
+    def _answer(self, request: ApiRequest, gone: threading.Event) -> Iterator[Part]:
+        chat, prompt = request.chat, request.prompt
         renderer = replace(self.chat.renderer, tools=chat.tools)
-        # Calls, log-probs and Responses are known only at the end.
-        at_end = bool(chat.tools) or request.logprobs is not None or request.path != CHAT
-        chunk = _head("chatcmpl", "chat.completion.chunk", request.model)
+        at_end = bool(chat.tools) or request.path != CHAT  # calls are known only at the end
+        chunk: Members = {
+            "id": f"chatcmpl-{secrets.token_hex(8)}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": request.model,
+        }
         sampled, text, sent = PartialAnswer([]), "", ""
 
         def delta(reason: str | None = None, **members: str) -> Members:
             choice = {"index": 0, "delta": members, "finish_reason": reason, "logprobs": None}
             return chunk | {"choices": [choice], "usage": None}
 
-        if streams := request.streams and not at_end:
+        if streams := chat.stream and not at_end:
             yield delta(role="assistant", content="")
-        for piece in self._pieces(request, prompt, sampled, gone):
+        for piece in self._pieces(request, sampled, gone):
             text += piece
             content = renderer.content_of(text) if streams else ""
             if content.startswith(sent) and len(content) > len(sent):
                 yield delta(content=content[len(sent) :])
                 sent = content
-        logprobs: list[float] = []
-        likely: list[Members] = []
-        if request.logprobs is not None:
-            logprobs, likely = self._scores([*prompt, *sampled.ids], len(prompt), request.logprobs)
-        completion = Completion(tuple(sampled.ids), text, tuple(logprobs), sampled.reason)
+        completion = Completion(tuple(sampled.ids), text, (), sampled.reason)
         answer, _ = openai_api.chat_answer(chat, renderer, completion, len(prompt), 0)
-        answer = replace(answer, model=request.model, likely=likely)
+        answer = replace(answer, model=request.model)
         full_answer, lines = openai_api.FORMS[request.path][1](answer)
-        if not request.streams:
+        if not chat.stream:
             yield full_answer
         elif at_end:
             yield from lines
         else:
             yield delta(sampled.reason)
-            if request.has_usage:
+            if chat.has_usage:
                 yield chunk | {"choices": [], "usage": full_answer["usage"]}
             yield DONE
 
-    def _text_answer(self, request: ApiRequest, gone: threading.Event) -> Iterator[Part]:
-        head = _head("cmpl", "text_completion", request.model)
-        choices, read, wrote = list[Members](), 0, 0
-        for index, prompt in enumerate(request.prompts):
-            sampled = PartialAnswer([])
-            echoed = self.chat.decode(list(prompt)) if request.echo else ""
-            text, unsent = echoed, [echoed] if echoed else []
-            for piece in self._pieces(request, prompt, sampled, gone):
-                text += piece
-                # Log-probs are computed for whole texts, so such text is sent when it is whole.
-                unsent.append(piece)
-                if request.streams and request.logprobs is None:
-                    yield head | {"choices": [_text_choice(index, "".join(unsent))], "usage": None}
-                    unsent = []
-            logprobs = None
-            if request.logprobs is not None:
-                start = 0 if request.echo else len(prompt)
-                logprobs = self._text_logprobs([*prompt, *sampled.ids], start, request.logprobs)
-            choices.append(_text_choice(index, text, sampled.reason, logprobs))
-            if request.streams:
-                yield head | {"choices": [choices[-1] | {"text": "".join(unsent)}], "usage": None}
-            read, wrote = read + len(prompt), wrote + len(sampled.ids)
-        usage = {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
-        if not request.streams:
-            yield head | {"choices": choices, "usage": usage}
-            return
-        if request.has_usage:
-            yield head | {"choices": [], "usage": usage}
-        yield DONE
-
     def _pieces(
-        self,
-        request: ApiRequest,
-        prompt: tuple[int, ...],
-        sampled: PartialAnswer,
-        gone: threading.Event,
+        self, request: ApiRequest, sampled: PartialAnswer, gone: threading.Event
     ) -> Generator[str, None, None]:
         """The answer's text in pieces, before any stop string; no part of a stop string is sent."""
-        if request.is_score:
-            return
-        options, draw = request.options, request.draw
+        options, draw, prompt = request.options, request.chat.draw, request.prompt
         room = self.chat.context_tokens - len(prompt)
         params = options.params(min(draw.max_tokens or options.max_new_tokens, room))
         seed = random.Random(draw.seed).getrandbits(63)  # of the system's entropy for None
@@ -413,62 +288,6 @@ class PolicyServer:
                     pending = pending[end:]
         if pending:
             yield pending
-
-    @torch.inference_mode()
-    def _scores(self, ids: list[int], start: int, top: int) -> tuple[list[float], list[Members]]:
-        """Log-probs of the tokens from ``start`` on, which is above 0, and the likeliest there."""
-        model = self.chat.model
-        hidden_TD: Tensor = model.hidden_states(torch.tensor([ids], device=model.device))[0]
-        logprobs: list[float] = []
-        top_logprobs: list[Members] = []
-        for first in range(start, len(ids), MAX_SCORED_POSITIONS):
-            span = slice(first, min(first + MAX_SCORED_POSITIONS, len(ids)))
-            logits_NV = model.logits(hidden_TD[span.start - 1 : span.stop - 1])
-            logprobs_NV = logits_NV.float().log_softmax(-1)
-            ids_N1 = torch.tensor(ids[span], device=model.device)[:, None]
-            logprobs += logprobs_NV.gather(-1, ids_N1)[:, 0].tolist()
-            values, tokens = logprobs_NV.topk(top, -1)
-            for row, token_ids in zip(values.tolist(), tokens.tolist(), strict=True):
-                top_logprobs.append(dict(zip(map(self._token, token_ids), row, strict=True)))
-        return logprobs, top_logprobs
-
-    def _text_logprobs(self, ids: list[int], start: int, top: int) -> Members:
-        logprobs, top_logprobs = self._scores(ids, max(start, 1), top)
-        tokens = [self._token(id) for id in ids[start:]]
-        if start == 0:  # the first token has no context, so no log-prob
-            logprobs, top_logprobs = [None, *logprobs], [{}, *top_logprobs]  # type: ignore[list-item]
-        for token, value, top_of_token in zip(tokens, logprobs, top_logprobs, strict=True):
-            if value is not None and top:
-                top_of_token.setdefault(token, value)
-        offsets = list(accumulate(map(len, tokens), initial=0))
-        return {
-            "tokens": tokens,
-            "token_logprobs": logprobs,
-            "top_logprobs": top_logprobs if top else None,
-            "text_offset": offsets[: len(tokens)],
-        }
-
-    def _token(self, token_id: int) -> str:
-        return str(self.tokenizer.decode([token_id]))
-
-
-def _head(prefix: str, kind: str, model: str) -> Members:
-    identity = f"{prefix}-{secrets.token_hex(8)}"
-    return {"id": identity, "object": kind, "created": int(time.time()), "model": model}
-
-
-def _text_choice(
-    index: int, text: str, reason: str | None = None, logprobs: Members | None = None
-) -> Members:
-    return {"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs}
-
-
-def _num_top_logprobs(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_LOGPROBS:
-        raise ValueError(
-            f"logprobs={value!r:.100} is not a number of tokens from 0 to {MAX_LOGPROBS}"
-        )
-    return value
 
 
 def _lines(chunk: Part) -> bytes:

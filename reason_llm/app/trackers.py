@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import indent
 from typing import Any, NamedTuple, Self, TypeVar
 
 import yaml
@@ -40,6 +41,8 @@ MAX_TEXT_CHARACTERS = 4_000
 """Characters of a prompt and of a completion that are sent."""
 COLUMNS = ["step", "prompt", "completion", "reward", "advantage"]
 PROJECT = "reason_llm"
+VERBATIM = "    "
+"""Before each line of a code block in Markdown."""
 Values = dict[str, float]
 Rows = list[list[Any]]
 logger = logging.getLogger(__name__)
@@ -60,21 +63,14 @@ def check_login(names: Sequence[str]) -> None:
     """Check, without the network, that wandb finds the key that it needs."""
     if "wandb" not in names:
         return
-    # wandb has no public call that looks for a key without asking for one; where a later version
-    # has other internals, the tracker itself reports a missing key when the run starts.
-    try:
-        from wandb.sdk import wandb_setup
-        from wandb.sdk.lib import wbauth
+    import wandb
 
-        settings = wandb_setup.singleton().settings
-        if settings.mode not in ("online", "run", "shared"):
-            return
-        key = wbauth.authenticate_session(
-            host=wbauth.HostUrl(settings.base_url), source="", prompt=False, update_session=False
+    try:
+        settings = wandb.setup(wandb.Settings(silent=True)).settings
+        has_key = settings.mode in ("offline", "disabled") or wandb.login(
+            prompt=False, verify=False
         )
-        problem = "no API key is found" if key is None else ""
-    except (ImportError, AttributeError, TypeError):
-        return
+        problem = "" if has_key else "no API key is found"
     except Exception as error:  # noqa: BLE001  (a key or a file that is not valid)
         problem = one_line(error).rstrip(".")
     if problem:
@@ -177,14 +173,14 @@ def _tensorboard(begun: Begun, config: dict[str, Any]) -> Tracker:
         old.unlink()
     # purge_step: an open TensorBoard forgets the steps of the old files.
     writer = SummaryWriter(str(folder), purge_step=0, flush_secs=5)
-    writer.add_text("config", _verbatim(yaml.safe_dump(config, sort_keys=False)))
+    writer.add_text("config", indent(yaml.safe_dump(config, sort_keys=False), VERBATIM))
 
     def write(step: int, values: Values, rows: Rows) -> None:
         for key, value in values.items():
             writer.add_scalar(key, value, step)
         for place, row in enumerate(rows):
             lines = "\n".join(f"{name}: {value}" for name, value in zip(COLUMNS, row, strict=True))
-            writer.add_text(f"rollouts/{place}", _verbatim(lines), step)
+            writer.add_text(f"rollouts/{place}", indent(lines, VERBATIM), step)
         writer.flush()
 
     def alert(step: int, title: str, text: str) -> None:
@@ -192,11 +188,6 @@ def _tensorboard(begun: Begun, config: dict[str, Any]) -> Tracker:
 
     opens = f"tensorboard --logdir {shlex.quote(str(folder))}"
     return Tracker(opens, -1, write, alert, writer.close)
-
-
-def _verbatim(text: str) -> str:
-    """Return ``text`` as a code block of Markdown."""
-    return "    " + text.replace("\n", "\n    ")
 
 
 WANDB_SETTINGS = {"console": "off", "silent": True, "init_timeout": 60, "x_service_wait": 60} | {
@@ -210,9 +201,14 @@ def _wandb(begun: Begun, config: dict[str, Any]) -> Tracker:
     """Weights & Biases, online or, with ``WANDB_MODE=offline``, in ``<run>/wandb``."""
     import wandb
 
-    names: Any = {"project": _project(), "name": begun.folder.name, "dir": str(begun.folder)}
-    run: Any = wandb.init(
-        id=begun.id, config=config, resume="allow", settings=WANDB_SETTINGS, **names
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT") or PROJECT,
+        name=begun.folder.name,
+        id=begun.id,
+        dir=begun.folder,
+        config=config,
+        resume="allow",
+        settings=WANDB_SETTINGS,
     )
     opens = str(run.url)
     if run.offline:
@@ -223,27 +219,26 @@ def _wandb(begun: Begun, config: dict[str, Any]) -> Tracker:
             if old.name != folder.name:  # the service of a killed run may still write there
                 shutil.rmtree(old, ignore_errors=True)
 
-    def write(step: int, values: Values, rows: Rows) -> None:
-        tables = {"rollouts": wandb.Table(columns=COLUMNS, data=rows)} if rows else {}
-        run.log(values | tables, step=step, commit=True)  # now, not with the next record
-
     def alert(step: int, title: str, text: str) -> None:
         run.alert(title[:63], f"Step {step}: {text}", "WARN")
 
-    return Tracker(opens, int(run.step) - 1, write, alert, run.finish)
+    log = partial(run.log, commit=True)  # now, not with the next record
+    return Tracker(opens, run.step - 1, partial(_log, log, wandb.Table), alert, run.finish)
 
 
 def _trackio(begun: Begun, config: dict[str, Any]) -> Tracker:
     import trackio
 
-    project = _project()
-    name = f"{begun.folder.name}-{begun.id}"
-    extras = dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
-    run: Any = trackio.init(project=project, name=name, config=config, resume="allow", **extras)
-
-    def write(step: int, values: Values, rows: Rows) -> None:
-        tables = {"rollouts": trackio.Table(columns=COLUMNS, data=rows)} if rows else {}
-        run.log(values | tables, step)
+    project = os.environ.get("WANDB_PROJECT") or PROJECT
+    run = trackio.init(
+        project=project,
+        name=f"{begun.folder.name}-{begun.id}",
+        config=config,
+        resume="allow",
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
 
     def alert(step: int, title: str, text: str) -> None:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints; the console has the alarm
@@ -251,12 +246,13 @@ def _trackio(begun: Begun, config: dict[str, Any]) -> Tracker:
 
     last_step = int(run._next_step) - 1  # there is no public name for it
     opens = f"trackio show --project {shlex.quote(project)}"
-    return Tracker(opens, last_step, write, alert, run.finish)
+    return Tracker(opens, last_step, partial(_log, run.log, trackio.Table), alert, run.finish)
 
 
-def _project() -> str:
-    """Name of the project in wandb and trackio."""
-    return os.environ.get("WANDB_PROJECT") or PROJECT
+def _log(log: Callable[..., object], table: Any, step: int, values: Values, rows: Rows) -> None:
+    """Write a record with the form that wandb and trackio share."""
+    tables = {"rollouts": table(columns=COLUMNS, data=rows)} if rows else {}
+    log(values | tables, step=step)
 
 
 TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}

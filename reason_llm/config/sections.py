@@ -499,12 +499,9 @@ class Config(ReaderSections, _Sections):
         return sorted((each for each in found if each is not None), reverse=True)
 
     @property
-    def off_policy(self) -> tuple[str, str] | None:
-        """The option by which another policy samples than is trained, and what to change for newer
-        rollouts; None: the trained policy samples."""
-        if self.run.from_buffer is not None:
-            return "run.from_buffer", "sample anew"
-        return ("run.max_staleness", "what makes them old") if self.run.max_staleness else None
+    def is_off_policy(self) -> bool:
+        """Whether another policy samples than is trained."""
+        return self.run.from_buffer is not None or self.run.max_staleness > 0
 
     @property
     def learned_row(self) -> Algorithm:
@@ -514,7 +511,7 @@ class Config(ReaderSections, _Sections):
         row, sample = self.algorithm.row(), self.sample
         if row.correction != "auto":
             return row
-        if self.off_policy is None and (sample.engine != "vllm" or sample.is_filtered):
+        if not self.is_off_policy and (sample.engine != "vllm" or sample.is_filtered):
             return replace(row, correction="none")
         of_sequences = row.ratio != "token"
         return replace(row, correction="sequence_truncate" if of_sequences else "token_truncate")

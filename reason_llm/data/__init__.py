@@ -3,7 +3,7 @@
 from reason_llm.data.attachments import KINDS, MARK, folder_of, with_parts
 from reason_llm.data.families import DATE_OPTION
 from reason_llm.data.faults import Faults
-from reason_llm.data.forms import SIDES, Completed, Example, Problem, read_demonstration
+from reason_llm.data.forms import SIDES, Completed, Example, Problem
 from reason_llm.data.kept import load_kept
 from reason_llm.data.load import (
     check_files,

@@ -234,13 +234,9 @@ def _plain_problem(where: str, row: Row, columns: ColumnsSection) -> Problem | N
     return Problem(where, [{"role": "user", "content": text}], gold, text)
 
 
-def read_demonstration(
-    where: str, row: Row, columns: ColumnsSection, *, score: bool = False
-) -> Completed:
-    """A row for supervised fine-tuning: a prompt with its completion, or a whole conversation; with
-    ``score``, and a number in that column."""
+def read_demonstration(where: str, row: Row, columns: ColumnsSection) -> Completed:
+    """A row for supervised fine-tuning: a prompt with its completion, or a whole conversation."""
     cells = Cells(where, row, columns)
-    value = _score(cells) if score else 0.0
     whole = cells.find(CHAT_COLUMNS if columns.prompt is None else (columns.prompt,))
     has_completion = cells.find((columns.answer or "completion",)) is not None
     if whole is not None and _roles(cells, whole)[-1:] in (["user"], ["tool"]):
@@ -263,7 +259,7 @@ def read_demonstration(
         example = _whole(cells, whole)
     if any(cells.row.get(name) is False for name in LABEL_COLUMNS):
         example = replace(example, doubt="the row is labelled false, and its answer is learned")
-    return replace(example, value=value, ignored=cells.ignored())
+    return replace(example, ignored=cells.ignored())
 
 
 def read_demonstrated(
@@ -448,11 +444,6 @@ def option_for(row: Row, form: str, columns: ColumnsSection) -> str | None:
     if form == "labels" and not names & {*LABEL_COLUMNS}:  # another column may be the label, and
         fits = [each for each in fits if each != "demonstrations"]  # bad answers are no examples
     return None if form in fits else next((FORMS[each][1] for each in fits if each in FORMS), None)
-
-
-def _score(cells: Cells) -> float:
-    column = cells.column(None, ("score",), "data.form")
-    return number_in(cells.where, column, cells[column])
 
 
 def number_in(where: str, column: str, value: Any) -> float:

@@ -109,8 +109,6 @@ class ChatAnswer:
     """Text of the message before its calls."""
     prompt_tokens: int
     model: str = MODEL
-    likely: Sequence[Mapping[str, float]] = ()
-    """The likeliest tokens at each one's place, with their log-probs."""
 
     @property
     def message(self) -> Members:
@@ -275,12 +273,9 @@ def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _logprobs(answer: ChatAnswer) -> list[Members]:
-    likely = answer.likely or [{}] * len(answer.tokens)
     return [
-        _token(token, logprob) | {"top_logprobs": [_token(*other) for other in others.items()]}
-        for token, logprob, others in zip(
-            answer.tokens, answer.completion.logprobs, likely, strict=True
-        )
+        _token(token, logprob) | {"top_logprobs": []}
+        for token, logprob in zip(answer.tokens, answer.completion.logprobs, strict=True)
     ]
 
 

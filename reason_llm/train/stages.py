@@ -157,7 +157,7 @@ class RewardModel(Objective):
 def _of_rollouts(config: Config) -> Objective:
     """The algorithm's. A run that learns its own algorithm from its own rollouts again, in float32,
     has importance weights of exactly 1, and the same adapter to the last bit."""
-    rounds = config.algorithm.row().correction == "auto" and config.off_policy is not None
+    rounds = config.algorithm.row().correction == "auto" and config.is_off_policy
     return PolicyGradient(
         config.learned_row,
         config.sample.max_new_tokens,

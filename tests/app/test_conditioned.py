@@ -1,5 +1,5 @@
 """Scores in the prompts of demonstrations (pairs --as conditioned): z-scores and quantile bins by
-hand, rows out of scored rows and out of rollouts, and a run that learns them."""
+hand, rows out of rollouts, and a run that learns them."""
 
 import json
 from collections.abc import Callable
@@ -65,11 +65,6 @@ def test_what_cannot_be_written(
     assert "\n" not in str(caught.value)
 
 
-def lines(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def written(source: Path, **options: Any) -> list[dict[str, Any]]:
     target = source.parent / "out.jsonl"
     target.unlink(missing_ok=True)
@@ -77,40 +72,6 @@ def written(source: Path, **options: Any) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in target.read_text().splitlines()]
     assert counts.rows == len(rows)
     return rows
-
-
-def test_rows_of_every_form_end_their_question_with_the_score(tmp_path: Path) -> None:
-    user, answer = {"role": "user", "content": "b"}, {"role": "assistant", "content": "B"}
-    system, tool = {"role": "system", "content": "s"}, {"name": "f", "parameters": {}}
-    source = lines(
-        tmp_path / "scored.jsonl",
-        {"prompt": "a", "completion": "A", "score": 0},
-        {"messages": [system, user, answer, user, answer | {"weight": 0}, user, answer],
-         "score": "2", "tools": [{"type": "function", "function": tool}]},
-    )  # fmt: skip
-    first, second = written(source, bins=2)
-    assert first == {"prompt": "a <rm_score>: 0 ", "completion": "A", "score": 0.0}
-    assert second["prompt"] == [system, user | {"content": "b <rm_score>: 1 "}]
-    assert second["completion"] == [answer, user, answer | {"train": False}, user, answer]
-    assert (second["score"], second["tools"][0]["function"]["name"]) == (2.0, "f")
-
-
-@pytest.mark.parametrize(
-    ("row", "options", "told"),
-    [
-        ({"prompt": "a", "completion": "A"}, {}, "scored.jsonl:2: lacks column 'score'"),
-        ({"prompt": [{"role": "system", "content": "a"}], "completion": "A", "score": 1}, {},
-         "scored.jsonl:2: .*'system'"),
-        ({"prompt": "a", "completion": "A", "score": 1}, {"per_prompt": 2}, "are of rollouts"),
-    ],
-)  # fmt: skip
-def test_a_row_that_cannot_be_used_is_one_line(
-    row: dict[str, Any], options: dict[str, Any], told: str, tmp_path: Path
-) -> None:
-    usual = {"prompt": "a", "completion": "A", "score": 0}
-    with pytest.raises(ReasonError, match=told) as caught:
-        written(lines(tmp_path / "scored.jsonl", usual, row), **options)
-    assert "\n" not in str(caught.value)
 
 
 def saved(folder: Path, config: dict[str, Any], *prompts: str) -> Path:
@@ -152,17 +113,16 @@ def test_rollouts_of_an_unknown_config_are_refused(tmp_path: Path) -> None:
 def test_a_run_learns_from_the_rows_of_the_command(
     small_run: Callable[..., Config], tmp_path: Path
 ) -> None:
-    rows = [{"prompt": f"{n}?", "completion": f"{n}", "score": n} for n in range(6)]
-    source = lines(tmp_path / "scored.jsonl", *rows)
-    target = tmp_path / "conditioned.jsonl"
-    assert (
-        main(["pairs", str(source), "--as", "conditioned", "--out", str(target), "--bins", "3"])
-        == 0
-    )
+    prompts = [f"<|im_start|>user\n{n}+2?{HEADER}" for n in range(3)]
+    source, target = saved(tmp_path, RUN, *prompts), tmp_path / "conditioned.jsonl"
+    command = ["pairs", str(source), "--as", "conditioned", "--out", str(target), "--bins", "2"]
+    assert main(command) == 0
     train(small_run(
         stage="sft", run__steps=1, algorithm={}, sample={}, train__rows_per_step=6,
         data={"train": str(target)},
     ))  # fmt: skip
     assert (tmp_path / "runs" / "small" / "adapter" / "adapter_config.json").exists()
-    asked = [json.loads(line)["prompt"] for line in target.read_text().splitlines()]
-    assert asked == [f"{n}? <rm_score>: {n // 2} " for n in range(6)]
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    for row in rows:
+        assert row["prompt"].endswith(f"+2? <rm_score>: {row['score']:.0f} {HEADER}")
+    assert len(rows) == 6

@@ -76,13 +76,6 @@ def test_named_columns() -> None:
     assert read_demonstration("x", {"talk": [U], "output": "A"}, talk).completions == ([A],)
 
 
-def test_a_score_is_read_where_it_is_asked_for() -> None:
-    row = {"prompt": "Q", "completion": "A", "score": "-1.5"}
-    assert read_demonstration("x", row, COLUMNS).value == 0
-    for each in (row, {"messages": [U, A], "score": "-1.5"}):
-        assert read_demonstration("x", each, COLUMNS, score=True).value == -1.5
-
-
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
@@ -218,13 +211,6 @@ def test_a_bad_row_is_one_clear_line(read: Callable, row: dict, named: str) -> N
         read("rows.jsonl:7", row, COLUMNS)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
-
-
-@pytest.mark.parametrize("score", [None, True, "high", float("inf")])
-def test_a_bad_score(score: object) -> None:
-    row = {"prompt": "Q", "completion": "A", "score": score}
-    with pytest.raises(DataError, match=r"x: 'score' is .*; expected a number; fix the row"):
-        read_demonstration("x", row, COLUMNS, score=True)
 
 
 def test_an_endless_conversation_in_a_file(tmp_path: Path) -> None:

@@ -245,7 +245,6 @@ DAMAGES = {
     ),
     "a bit of the rows": Damage("again.jsonl", flip),
     "the rows are cut": Damage("again.jsonl", cut),
-    "a bit of what is noted of the rows": Damage("again.rows.json", flip),
     "a bit of the copy that again began from": Damage(f"again/start/{W}", flip),
     "a bit of the reward model's adapter": Damage(f"rm/adapter/{W}", flip, "ppo"),
     "a bit of the reward model's head": Damage("rm/adapter/score.safetensors", flip, "ppo"),

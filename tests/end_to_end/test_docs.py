@@ -138,8 +138,6 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("my_problems", "my_held_out", "aime2025"):
         rows(folder / f"{name}.jsonl", *sums(question="{q}", answer="{a}"))
     rows(folder / "my_texts.jsonl", *({"text": f"{n} + 2 = {n + 2}"} for n in range(1, 13)))
-    scored = sums(prompt="{q}", completion="<answer>{a}</answer>")
-    rows(folder / "my_scored.jsonl", *({**row, "score": n} for n, row in enumerate(scored)))
     (config,) = (
         b for b in blocks(ROOT / "docs" / "configs.md") if "path: model/my_model" in b.text
     )

@@ -30,11 +30,8 @@ from reason_llm.app import training
 from reason_llm.app.console import Console
 from reason_llm.app.export import merging, parity
 from reason_llm.config import AdapterSection, Config, ModelSection
-from reason_llm.config.command_line import CommandLine
 from reason_llm.data.templates import shipped
 from reason_llm.errors import ModelError, WriteError
-from reason_llm.evaluate.evaluation import run_evaluation
-from reason_llm.evaluate.request import make_request
 from reason_llm.model import adapters
 from reason_llm.model.base import Model, load_tokenizer
 from reason_llm.model.datum import Datum, to_data
@@ -79,10 +76,11 @@ def rollouts_of(run: Path) -> list[Datum]:
     most_are_long([("float32", 1e-4), ("bfloat16", 2.0)], [("float32", 1e-4)]),
 )
 def test_the_export_is_the_policy(
-    call: Call, run: Path, tmp_path: Path, dtype: str, most: float
+    call: Call, run: Path, tmp_path: Path, dtype: str, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "sums"
-    code, shown, error = call(run, "--out", out, "--dtype", dtype, "--max-shard-gib", "0.001")
+    monkeypatch.setattr(merging, "SHARD_BYTES", 2**20)
+    code, shown, error = call(run, "--out", out, "--dtype", dtype)
     assert (code, error) == (0, "")
     kind = getattr(torch, dtype)
     exported = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
@@ -245,9 +243,9 @@ def test_the_card_tells_what_is_known(call: Call, run: Path, tmp_path: Path) -> 
         "grpo: advantages normalised",
         "arXiv:2402.03300",
         "think_answer_tags * 1",
-        "3 steps of 8 prompts",
+        "steps: 3 of 3 planned; 8 prompts",
         "curves.png",
-        f"{summary['accuracy_before']:.1%} before",
+        f"held-out accuracy {summary['accuracy_before']:.1%} -> ",
         "parity",
     ):
         assert part.lower() in text.lower(), part
@@ -262,13 +260,10 @@ def test_the_card_is_of_the_adapter_that_is_exported(call: Call, run: Path, tmp_
     """Not of an earlier end, from which the run went on."""
     gone_on = shutil.copytree(run, tmp_path / "run")
     out = ["--out", tmp_path / "then", "--adapter-only"]
-    asked = CommandLine(str(gone_on), {}, set(), {"out": [str(gone_on / "evaluation")]})
-    run_evaluation(make_request(asked), Console("quiet"))
     assert call(gone_on, *out)[0] == 0
     card = (tmp_path / "then" / "README.md").read_text()
-    assert "- 3 steps of 8 prompts" in card
-    assert "before training" in card
-    assert "| held_out | 16 | greedy | adapter |" in card
+    assert "- steps: 3 of 3 planned" in card
+    assert "- held-out accuracy" in card
     _, _, config = (gone_on / "resolved_config.yaml").read_text().partition("\n")  # its digest
     (gone_on / "resolved_config.yaml").write_text(config.replace("steps: 3", "steps: 9"))
     newer = shutil.copytree(run / "adapter", gone_on / "checkpoints" / "step-00000005")
@@ -280,7 +275,7 @@ def test_the_card_is_of_the_adapter_that_is_exported(call: Call, run: Path, tmp_
     assert code == 0
     assert f"exported {newer} over" in shown
     card = (tmp_path / "now" / "README.md").read_text()
-    assert "- 5 of 9 planned steps of 8 prompts" in card
+    assert "- steps: 5 of 9 planned" in card
     assert "Not evaluated" in card
     shutil.rmtree(
         newer
@@ -528,10 +523,6 @@ CASES: dict[str, tuple[Callable[[Path, Path], list[Any]], list[str]]] = {
     "nothing": (lambda run, f: [], ["there is nothing to export", "--out"]),
     "no place": (lambda run, f: [run], ["--out FOLDER"]),
     "no run": (lambda run, f: [f / "no", "--out", f / "out"], ["neither a run's folder nor"]),
-    "no number": (
-        lambda run, f: [run, "--out", f / "out", "--max-shard-gib", "big"],
-        ["--max-shard-gib big"],
-    ),
     "no type": (lambda run, f: [run, "--out", f / "out", "--dtype", "int4"], ["int4", "bfloat16"]),
     "no option": (lambda run, f: [run, "--out", f / "out", "--shard", "1"], ["--shard"]),
     "a folder in use": (lambda run, f: [run, "--out", occupied(f / "out")], ["is not empty"]),

@@ -27,7 +27,6 @@ def run(program: str, arguments: Sequence[str]) -> None:
             "MODEL", "folder or Hub id of the unquantised base (default: the run's base)"
         ),
         "dtype": Value("TYPE", "bfloat16 or float32 (default: bfloat16)"),
-        "max-shard-gib": Value("GIB", "max size of a weights file (default: 5)"),
         "rollouts": Value("FILE", "rollouts for the parity check (default: those of the run)"),
         "push": Value("REPO", "also upload to this Hub repository"),
         "gguf": Value(
@@ -50,7 +49,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
             f"{program} runs/quickstart --out exported/sums"
         )
     adapter_only = "adapter-only" in line.given
-    for name in ("dtype", "max-shard-gib", "rollouts"):
+    for name in ("dtype", "rollouts"):
         if adapter_only and name in line.values:
             raise ConfigError(
                 f"--{name} contradicts --adapter-only: nothing is merged; leave one of them out"

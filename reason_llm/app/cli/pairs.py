@@ -20,10 +20,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
 
     usage = "BUFFERS [BUFFERS ...] --out FILE.jsonl [--as FORM] [--option value ...]"
     parser = Parser(program, DESCRIPTION, usage)
-    buffers_help = (
-        "folder such as runs/x/buffers, or a saved buffer; for conditioned also a .jsonl, .csv or "
-        ".parquet file with prompt, completion and score"
-    )
+    buffers_help = "folder such as runs/x/buffers, or a saved buffer"
     parser.add_argument("buffers", nargs="+", type=Path, metavar="BUFFERS", help=buffers_help)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="new file")
     parser.add_argument(
@@ -55,6 +52,6 @@ def run(program: str, arguments: Sequence[str]) -> None:
     from reason_llm.app.console import Console
 
     console = Console("plain")
-    from reason_llm.app.pairs import write_pairs_once  # heavy: a tokenizer
+    from reason_llm.app.pairs import write_pairs  # heavy: a tokenizer
 
-    console.line(write_pairs_once(args.buffers, args.out, args.form, section, args.model))
+    console.line(write_pairs(args.buffers, args.out, args.form, section, args.model).line)

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from reason_llm.app.cli.chat import subject_of, subject_parser
 
 DESCRIPTION = """\
-Serve a run's adapter and its base, or a model, through OpenAI's API: chat completions,
-completions, models, streaming, log-probs. On a GPU with vLLM, this starts vLLM's server; the vLLM
+Serve a run's adapter and its base, or a model, through OpenAI's API: chat completions, responses,
+models, streaming, tools. On a GPU with vLLM, this starts vLLM's server; the vLLM
 command is always printed. Requests without a system message get the run's, but not with vLLM.
 
   {program} runs/quickstart

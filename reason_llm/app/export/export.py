@@ -79,7 +79,6 @@ class ExportRequest:
     """None: what the run or the adapter names."""
     adapter_only: bool
     dtype: str
-    shard_bytes: int
     rollouts: Path | None
     """A buffer or an archive of one; None: the run's."""
     push: str | None
@@ -199,7 +198,7 @@ def _unpack(request: ExportRequest, console: Console) -> None:
     folder, dtype = merging.downloaded(str(request.source)), DTYPES[request.dtype]
     _check_room(request, merging.merged_bytes(folder, None, dtype))
     with replacing_folder(request.out, is_noted=False) as target:
-        merging.merge(folder, None, target, dtype, request.shard_bytes)
+        merging.merge(folder, None, target, dtype)
         for file in sorted({path for pattern in merging.FILES for path in folder.glob(pattern)}):
             is_weights = ".safetensors" in file.name
             if file.is_file() and not is_weights and not (target / file.name).exists():
@@ -287,7 +286,7 @@ def _extended(folder: Path, context_tokens: int | None, scratch: Path) -> Path:
 
 def _merge(request: ExportRequest, job: _CheckedExport, target: Path, console: Console) -> Parity:
     dtype = DTYPES[request.dtype]
-    merging.merge(*job.merged, target, dtype, request.shard_bytes)
+    merging.merge(*job.merged, target, dtype)
     _write_generation_config(job, target)
     rollouts = _compared(job, job.rollouts, "rollouts", dtype, console)
     temperature = job.config.sample.temperature if job.config is not None else 1.0
@@ -329,7 +328,7 @@ def _merge_reward_model(
     ends = {int(row.ids[-1]) for row in rows}
     ends |= set(end_token_ids(str(job.base_folder), job.tokenizer))
     job.tokenizer.pad_token = reward_model.padding_token(job.tokenizer, ends)
-    merging.merge(job.base_folder, job.adapter, target, dtype, request.shard_bytes, score)
+    merging.merge(job.base_folder, job.adapter, target, dtype, score)
     config = reward_model.configured(
         merging.read_json(target / "config.json"), job.base_folder, job.tokenizer.pad_token_id
     )
@@ -474,10 +473,7 @@ def _convert(
     config, out = job.config, request.out
     files = gguf.convert(converter, out, request.dtype)
     if len(files) == 1:
-        console.line(
-            f"not quantised: {gguf.QUANTIZER} of llama.cpp is not on PATH, and there is no "
-            "llama-cpp-python"
-        )
+        console.line(f"not quantised: {gguf.QUANTIZER} of llama.cpp is not on PATH")
     system, temperature = None, 1.0
     if config is not None:  # otherwise Ollama would use its own defaults
         system = system_prompt(config.data.system_prompt, config.prompting_reward)
@@ -517,14 +513,3 @@ def _push(folder: Path, repo: str) -> str:
             "in with `hf auth login` and upload it"
         ) from error
     return str(url)
-
-
-def shard_bytes(gib: float | str) -> int:
-    """``--max-shard-gib`` in bytes; raises a ConfigError if it is no size."""
-    try:
-        size = float(gib)
-    except ValueError:
-        size = 0.0
-    if not 0 < size < 1e6:
-        raise ConfigError(f"--max-shard-gib {gib} is not a size; give a number above 0, such as 5")
-    return max(1, int(size * 2**30))

@@ -43,32 +43,17 @@ def convert(converter: Path, folder: Path, dtype: str) -> list[Path]:
     built = converter.parent / "build" / "bin" / QUANTIZER
     program = which(QUANTIZER) or (built if built.is_file() else None)
     small = folder / f"{folder.name}-{TYPE.lower()}.gguf"
-    if program is not None:
-        _call([program, target, small, TYPE], small)
-    elif find_spec("llama_cpp") is not None:
-        _call([sys.executable, "-c", _QUANTIZE, target, small], small)
-    else:
+    if program is None:
         return [target]
+    _call([program, target, small, TYPE], small)
     return [target, small]
-
-
-_QUANTIZE = f"""
-import ctypes, sys, llama_cpp
-params = llama_cpp.llama_model_quantize_default_params()
-params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_{TYPE}
-paths = map(str.encode, sys.argv[1:])
-sys.exit(llama_cpp.llama_model_quantize(*paths, ctypes.byref(params)))
-"""
-"""Program that quantises with llama-cpp-python, apart because the library may end its process."""
 
 
 def _call(command: list[Any], target: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if ended.returncode != 0 or not target.is_file():
         target.unlink(missing_ok=True)
-        program = (
-            "llama-cpp-python" if _QUANTIZE in command else command[command[0] == sys.executable]
-        )
+        program = command[command[0] == sys.executable]
         last = (ended.stderr.strip().splitlines() or ["it wrote no file"])[-1]
         raise ModelError(
             f"{program} failed on {target.parent} ({last[:300]}); the export itself is whole; call "

@@ -27,6 +27,8 @@ from reason_llm.model import adapters, base as base_model, folder as model_folde
 
 FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.md")
 """Files of a Hub model that are downloaded."""
+SHARD_BYTES = 5 << 30
+"""Largest file of a result, unless one tensor is larger."""
 HEAD = "lm_head.weight"
 SCORE = "score.weight"
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -169,7 +171,6 @@ def merge(
     adapter: Path | None,
     out: Path,
     dtype: torch.dtype,
-    shard_bytes: int,
     score: Tensor | None = None,
 ) -> None:
     """Write the merged safetensors, their index and config.json into ``out``.
@@ -178,7 +179,6 @@ def merge(
         base: a folder with an unquantised checkpoint.
         adapter: None where nothing is added to it.
         dtype: of the result; the sum is made in float32.
-        shard_bytes: largest file, unless one tensor is larger.
         score: weight (1, D) of a reward model's head, instead of the language model's.
 
     Raises:
@@ -192,7 +192,7 @@ def merge(
         sources,
         get_storage_size=lambda source: source.num_bytes,
         filename_pattern="model{suffix}.safetensors",
-        max_shard_size=shard_bytes,
+        max_shard_size=SHARD_BYTES,
     )
     weight_map = dict(shards.tensor_to_filename)
     for file, names in shards.filename_to_tensors.items():

@@ -7,7 +7,7 @@ in a sentence with numbers. The bounds were chosen by measuring:
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from statistics import fmean
 
 from reason_llm.app.report.evidence import (
@@ -51,8 +51,6 @@ NO_GRADIENT = 1e-12
 """Norm of a gradient that moves nothing."""
 FALL_CHANCE = 0.01
 """Highest p-value, without a true change, of a fall of held-out accuracy below its first value."""
-COLLAPSE_CHANCE = 1e-5
-"""Chance of zeros alone, at the former mean, below which they are a collapse."""
 LOST_NATS = -1.0
 """Log-ratio of the chosen side from which on the policy unlearns what it is to prefer."""
 RISES = 3
@@ -63,7 +61,6 @@ OVER_PLAN = 1.05
 """Multiple of the planned bytes above which a peak is an alarm: a plan leaves 5 % of a GPU free."""
 LENGTH_CORRELATION = 0.5
 """Of reward and length, Pearson's, beyond which the accuracy against the length is looked at."""
-PREFERENCE_ADVICE = "Take preference.name irpo or orpo, or a lower train.learning_rate."
 
 
 def no_right_answer(seen: Evidence) -> Finding:
@@ -76,11 +73,11 @@ def no_right_answer(seen: Evidence) -> Finding:
         return unknown(f"fewer than {DEAD_STEPS} steps")
     if max(values) > 0:
         return clear(f"{values[-1]:.1%} of the last step's answers are right.")
-    if collapse(seen).state == "alarm":
-        return clear("Answers were right before: see Collapse to 0.")
     count = round(sum(each["sample/tokens"] / each["sample/completion_tokens"] for each in last))
     text = f"None of the {count:,} answers of the last {len(last)} steps is right."
-    text = f"{text} {likely_causes(seen)}".rstrip()
+    if earlier := max(series(seen.trained, chart)[1]):
+        text += f" In an earlier step {earlier:.1%} were."
+    text = f"{text} {_forms_of_answers(seen) if earlier else likely_causes(seen)}".rstrip()
     return alarm(text, steps, seen.newest, charts=(chart, "sample/truncated_fraction"))
 
 
@@ -106,70 +103,6 @@ def pays_nothing(seen: Evidence) -> Finding:
         text = f"{text} {likely_causes(seen)}".rstrip()
     charts = (*(f"score/{name}" for name in silent), "sample/truncated_fraction")
     return alarm(text, steps, seen.newest, charts=charts)
-
-
-def collapse(seen: Evidence) -> Finding:
-    """The first reward, or held-out accuracy, is 0 and was above 0, and at its former mean m the
-    zeros have a chance of at most (1 - m)^n below ``COLLAPSE_CHANCE``, where n is the number of
-    groups, or of held-out problems. Evaluations ask the same problems, so that only one counts."""
-    key = f"score/{seen.first}"
-    trained = [each for each in seen.trained if key in each and seen.first not in MAY_BE_ZERO]
-    steps, values = series(trained, key)
-    last = _first_of_last_zeros(values)
-    means = {
-        start: fmean(values[start : min(start + DRIFT_STEPS, last)])
-        for start in range(max(1, last - DRIFT_STEPS + 1) if last else 0)
-    }
-    best = max(means, key=lambda start: means[start], default=0)
-    size = seen.config.sample.completions_per_prompt
-    groups = sum(r["sample/tokens"] / r["sample/completion_tokens"] for r in trained[last:]) / size
-    if len(values) - last >= DEAD_STEPS and _is_collapse(values[:last], means.get(best), groups):
-        text = (
-            f"{seen.first} was {seen.mean_score(means[best])} on average in steps {steps[best]} to "
-            f"{steps[min(best + DRIFT_STEPS, last) - 1]}, and is 0 for every completion since step "
-            f"{steps[last]}. {_forms_of_answers(seen)}".rstrip()
-        )
-        return alarm(text, steps[last:], seen.newest, _after_collapse(seen))
-    steps, values = series(seen.records, "eval/accuracy")
-    last = _first_of_last_zeros(values)
-    best = max(range(last), key=lambda i: values[i], default=0)
-    if last < len(values):
-        count = series(seen.records, "eval/problems")[1][-1:] or [seen.num_held_out or 0]
-        if _is_collapse(values[:last], values[best], count[0]):
-            text = (
-                f"Held-out {seen.config.score.judged_by} was {seen.mean_score(values[best])} at "
-                f"step {steps[best]} and is 0 since step {steps[last]}."
-            )
-            return alarm(text, steps[best:], seen.newest, _after_collapse(seen))
-    if len(trained) < DEAD_STEPS and len(values) < 2:
-        return unknown(f"fewer than {DEAD_STEPS} steps and than two evaluations (data.eval)")
-    return clear("Neither the first reward nor held-out accuracy fell to 0 and stayed there.")
-
-
-def _first_of_last_zeros(values: Sequence[float]) -> int:
-    """Index of the first of the zeros that end the series; its length if it ends otherwise."""
-    return len(values) - sum(1 for _ in takewhile(lambda value: value == 0, reversed(values)))
-
-
-def _is_collapse(before: Sequence[float], mean: float | None, count: float) -> bool:
-    """Whether ``count`` zeros are no noise after values from 0 to 1 with this mean."""
-    if not mean or min(before) < 0 or max(before) > 1:
-        return False
-    return bool((1 - mean) ** count < COLLAPSE_CHANCE)
-
-
-def _after_collapse(seen: Evidence) -> str:
-    steps, values = series(seen.records, "eval/accuracy")
-    best = max(range(len(values)), key=lambda i: values[i], default=0)
-    take = f" Take {seen.adapter_of(steps[best])}." if any(values) else ""
-    return (
-        f"A policy that has broken does not recover.{take} Resume from a checkpoint before it, or "
-        "start again, with a train.learning_rate that is 3 to 10 times lower"
-        + (", or with algorithm.kl, which holds it near the base" if seen.config.samples else "")
-        + ". If the rollouts show right answers in another form, ask for the form "
-        "(data.system_prompt) or add a reward for it; if they never end, raise "
-        "sample.max_new_tokens."
-    )
 
 
 def _forms_of_answers(seen: Evidence) -> str:
@@ -242,35 +175,28 @@ def reward_without_accuracy(seen: Evidence) -> Finding:
     judged = [value for group in seen.groups for value in seen.judged(group)]
     if min(*accuracies, *judged) < 0 or max(*accuracies, *judged) > 1:
         return unknown(f"{seen.first} is not within 0 and 1, so its noise is not known")
-    best = max(range(len(steps)), key=lambda i: accuracies[i])
-    last = len(steps) - 1
-    for start in dict.fromkeys((0, best)):
-        within = [r for r in seen.trained if steps[start] < r["step"] <= steps[last]]
-        total = change(series(within, "score/reward")[1])
-        first = change(series(within, f"score/{seen.first}")[1])
-        if total is None or first is None or total.is_down:
-            continue
-        gain = accuracies[last] - accuracies[start]
-        error = seen.difference_error(accuracies[start], accuracies[last])
-        falls = gain < -3 * error and total.is_up
-        # A judge that training itself raises by no more is only slow to show on held-out problems.
-        is_slow = first.is_up and first.rise - gain <= 3 * (error**2 + first.error**2) ** 0.5
-        if falls or (start == 0 and total.is_up and gain <= error and not is_slow):
-            text = (
-                f"From step {steps[start]} to {steps[last]} the reward went {_from_to(total)} "
-                f"{total.means}, while held-out {judged_by} went "
-                f"{seen.mean_score(accuracies[start])} → {seen.mean_score(accuracies[last])} "
-                f"(standard error of the difference {seen.points(error)})."
-            )
-            advice = (
-                "Read the rollouts that earn most: they show what is rewarded. Then fix the "
-                f"rewards, or take {seen.adapter_of(steps[best])}, which has the best "
-                f"held-out {judged_by}."
-            )
-            shown = _earning_most(seen, from_step=steps[last] - RECENT_STEPS)
-            return alarm(text, steps[start:], shown, advice)
-    ends = f"{seen.mean_score(accuracies[0])} → {seen.mean_score(accuracies[last])}"
-    return clear(f"Held-out {judged_by} went {ends} with the reward.")
+    ends = f"{seen.mean_score(accuracies[0])} → {seen.mean_score(accuracies[-1])}"
+    within = [r for r in seen.trained if steps[0] < r["step"] <= steps[-1]]
+    total = change(series(within, "score/reward")[1])
+    first = change(series(within, f"score/{seen.first}")[1])
+    gain = accuracies[-1] - accuracies[0]
+    error = seen.difference_error(accuracies[0], accuracies[-1])
+    if total is None or first is None or not total.is_up or gain > error:
+        return clear(f"Held-out {judged_by} went {ends} with the reward.")
+    # A judge that training itself raises by no more is only slow to show on held-out problems.
+    if first.is_up and first.rise - gain <= 3 * (error**2 + first.error**2) ** 0.5:
+        return clear(f"Held-out {judged_by} went {ends}, within the noise of {seen.first}.")
+    text = (
+        f"From step {steps[0]} to {steps[-1]} the reward went {_from_to(total)} {total.means}, "
+        f"while held-out {judged_by} went {ends} (standard error of the difference "
+        f"{seen.points(error)})."
+    )
+    best = steps[max(range(len(steps)), key=lambda i: accuracies[i])]
+    advice = (
+        "Read the rollouts that earn most: they show what is rewarded. Then fix the rewards, or "
+        f"take {seen.adapter_of(best)}, which has the best held-out {judged_by}."
+    )
+    return alarm(text, steps, _earning_most(seen, steps[-1] - RECENT_STEPS), advice)
 
 
 def accuracy_falls(seen: Evidence) -> Finding:
@@ -279,8 +205,6 @@ def accuracy_falls(seen: Evidence) -> Finding:
     steps, values = series(seen.records, "eval/accuracy")
     if len(steps) < 2:
         return unknown("there are fewer than two evaluations (data.eval)")
-    if collapse(seen).state == "alarm":
-        return clear("See Collapse to 0.")
     judged_by, best = seen.config.score.judged_by, max(range(len(steps)), key=lambda i: values[i])
     ends = f"{seen.mean_score(values[0])} → {seen.mean_score(values[-1])}"
     last = next(each for each in reversed(seen.records) if "eval/accuracy" in each)
@@ -300,10 +224,10 @@ def accuracy_falls(seen: Evidence) -> Finding:
     else:
         return clear(f"Held-out {judged_by} went {ends}.")
     text = f"From step {steps[start]} to {steps[-1]} held-out {judged_by} went {ends}: {why}."
-    advice = "Lower train.learning_rate 3 to 10 times and start again"
-    advice += ", or add algorithm.kl" if seen.config.samples else ""
-    advice += f". {seen.adapter_of(steps[best])} has the best held-out {judged_by}.".replace(
-        ". the adapter", ". The adapter"
+    advice = (
+        "If the reward rose meanwhile, read the rollouts that earn most and fix the rewards; else "
+        "lower train.learning_rate 3 to 10 times and start again, or add algorithm.kl. Take "
+        f"{seen.adapter_of(steps[best])}, which has the best held-out {judged_by}."
     )
     return alarm(text, steps[start:], seen.newest, advice)
 
@@ -341,19 +265,10 @@ def length_drift(seen: Evidence) -> Finding:
         f"{length.after:.0f} tokens, completions cut off by the limit {truncated.before:.0%} → "
         f"{truncated.after:.0%} {length.means}."
     )
-    advice = (
-        "If the reward model pays for length, see its report (The reward model goes by length) and "
-        "add pairs whose chosen side is the shorter one. "
-        if seen.paid_by_model
-        else "If the reward pays for length, weigh it less. "
-    ) + (
-        "If answers are cut off, raise sample.max_new_tokens, or add soft_overlong or "
-        "algorithm.truncated: leave_out."
-    )
     inside = [group for group in seen.groups if first <= group.step + 1 <= last]
     sign = 1 if length.rise < 0 else -1
     shown = sorted(seen.recent(inside), key=lambda group: sign * fmean(group.lengths))
-    return alarm(text, (first, last), shown, advice)
+    return alarm(text, (first, last), shown)
 
 
 def form_alone(seen: Evidence) -> Finding:
@@ -381,12 +296,10 @@ def form_alone(seen: Evidence) -> Finding:
         ends = f"all {_from_to(total)} {total.means}"
         return clear(f"The first reward, {seen.first}, went {_from_to(first)}; {ends}.")
     names = " and ".join(sorted(gains, key=lambda name: -gains[name])[:2])
-    judge = (
-        "and no reward says what is right"
-        if seen.first in FORM
-        else f"while {seen.first}, which says what is right, went {_from_to(first)}"
+    text = (
+        f"The reward rose {_from_to(total)}, all of it by {names}, while {seen.first}, the first "
+        f"reward, went {_from_to(first)} {total.means}."
     )
-    text = f"The reward rose {_from_to(total)}, all of it by {names}, {judge} {total.means}."
     charts = ("score/reward", *(f"score/{name}" for name in dict.fromkeys((seen.first, *gains))))
     steps = series(seen.trained, "step")[0]
     return alarm(text, steps, _earning_most(seen, steps[-1] - RECENT_STEPS), charts=charts)
@@ -471,32 +384,11 @@ def jump(seen: Evidence) -> Finding:
                     f"{values[i] / max(before, 1e-12):,.0f} times the most of the "
                     f"{RECENT_STEPS} steps before."
                 )
-                advice = _about_jump(key, seen)
                 shown = [group for group in seen.groups if group.step + 1 == steps[i]]
-                return alarm(text, steps[i : i + 1], shown, advice, (key,))
+                return alarm(text, steps[i : i + 1], shown, charts=(key,))
     if not looked_at:
         return unknown(f"no more than {RECENT_STEPS} steps")
     return clear(f"None in {', '.join(looked_at)}.")
-
-
-def _about_jump(key: str, seen: Evidence) -> str:
-    if key == "train/kl":
-        return "Look at this step's rollouts, and lower the learning rate or train.max_grad_norm."
-    if seen.config.off_policy is None:
-        return (
-            "Look at this step's rollouts. Sampler and learner disagree; compare with "
-            "sample.engine=transformers and report it."
-        )
-    (option, fix), correction = seen.config.off_policy, seen.config.learned_row.correction
-    begin = f"The rollouts are of an earlier policy ({option}): this is how far it has moved since"
-    if correction == "none":
-        rest = "Nothing corrects for it (algorithm.correction=none): set that to token_truncate."
-    else:
-        rest = (
-            f"algorithm.correction={correction} weighs each rollout by it; the larger it is, the "
-            f"less they teach. Lower the learning rate, or {fix}."
-        )
-    return f"{begin}, and no fault of the sampler. {rest}"
 
 
 def scoring_errors(seen: Evidence) -> Finding:
@@ -532,47 +424,21 @@ def over_limits(side: RolloutSide, seen: Evidence) -> Finding:
     return alarm(text, series(last, "step")[0], seen.newest, charts=over)
 
 
-def ordered_and_broken(seen: Evidence) -> Finding:
-    """The pairs come into order while the chosen side falls below the reference, or held-out
-    accuracy below its best."""
+def chosen_falls(seen: Evidence) -> Finding:
+    """The chosen side of the pairs falls below the reference."""
     key = "train/chosen_log_ratio"
     steps, ratios = series(seen.records, key)
     found = change(ratios)
-    if found is not None and found.after < LOST_NATS and found.is_down:
-        text = (
-            f"The chosen completions have lost {-found.after:.2f} nats against the reference, and "
-            f"lose more (log-ratio {found.before:.2f} → {found.after:.2f}, {found.means[1:-1]}): "
-            "the pairs are ordered by making both sides unlikely."
-        )
-        shown_by = (key, "train/rejected_log_ratio", "eval/accuracy")
-        return alarm(text, steps, (), PREFERENCE_ADVICE, shown_by)
-    steps, accuracies = series(seen.records, "eval/accuracy")
-    pairs = _order_of_pairs(seen)
-    best = max(range(len(steps)), key=lambda i: accuracies[i], default=0)
-    if len(steps) > 1 and pairs is not None and pairs[1] > pairs[0]:
-        error = seen.difference_error(accuracies[best], accuracies[-1])
-        if accuracies[best] - accuracies[-1] > 3 * error:
-            text = (
-                f"From step {steps[best]} to {steps[-1]} held-out accuracy went "
-                f"{accuracies[best]:.1%} → {accuracies[-1]:.1%} (± {error:.1%}), while the order "
-                f"of the pairs went {pairs[0]:.3g} → {pairs[1]:.3g}."
-            )
-            charts = ("eval/accuracy", "eval/pair_accuracy", "train/pair_accuracy", "train/margin")
-            advice = f"{PREFERENCE_ADVICE} Or take {seen.adapter_of(steps[best])}."
-            return alarm(text, steps[best:], (), advice, charts)
-    return clear("The chosen side stays likely, and held-out accuracy stays.")
-
-
-def _order_of_pairs(seen: Evidence) -> tuple[float, float] | None:
-    """Order of the pairs at the first and the last record: their accuracy, or, of labels, the
-    difference of the sides' log-ratios."""
-    for key in ("eval/pair_accuracy", "train/pair_accuracy"):
-        _, values = series(seen.records, key)
-        if len(values) > 1:
-            return values[0], values[-1]
-    both = ("train/chosen_log_ratio", "train/rejected_log_ratio")
-    apart = [r[both[0]] - r[both[1]] for r in seen.records if set(both) <= r.keys()]
-    return (apart[0], apart[-1]) if len(apart) > 1 else None
+    if found is None:
+        return unknown("fewer than 6 steps")
+    ends = f"log-ratio {found.before:.2f} → {found.after:.2f}, {found.means[1:-1]}"
+    if found.after >= LOST_NATS or not found.is_down:
+        return clear(f"The chosen side stays likely ({ends}).")
+    text = (
+        f"The chosen completions have lost {-found.after:.2f} nats against the reference, and lose "
+        f"more ({ends}): the pairs are ordered by making both sides unlikely."
+    )
+    return alarm(text, steps)
 
 
 def low_mean(row: LowMean, seen: Evidence) -> Finding:
@@ -622,18 +488,9 @@ def no_end_token(seen: Evidence) -> Finding:
     text = f"{fraction:.0%} of the completions have no end token."
     if fraction <= ENDLESS_FRACTION:
         return clear(text)
-    advice = (
-        "Their answers are cut off and count as wrong: raise sample.max_new_tokens (and "
-        "sample.turn_tokens, of an environment), or "
-    ) + (
-        "begin from an adapter that has learned to end (model.start)."
-        if seen.config.samples
-        else "see in --data-check that the last learned token is an end token."
-    )
     cut = [group for group in seen.recent(seen.groups) if any(group.are_truncated)]
     cut.sort(key=lambda group: -sum(group.are_truncated))
-    charts = (key, "sample/completion_tokens")
-    return alarm(text, steps, cut, advice, charts)
+    return alarm(text, steps, cut, charts=(key, "sample/completion_tokens"))
 
 
 def goes_by_length(seen: Evidence) -> Finding:
@@ -705,16 +562,9 @@ ALARMS: dict[str, Alarm] = {
     "No right answer": Alarm(
         no_right_answer,
         "Read some rollouts: if the answers are right and not found, fix the prompt "
-        "(data.system_prompt) or the reward; if they are cut off, raise sample.max_new_tokens; "
-        "else take easier problems or a stronger model.",
-    ),
-    "Collapse to 0": Alarm(
-        collapse,
-        charts=("score/reward", "eval/accuracy", "train/kl", "sample/truncated_fraction"),
-        applies=lambda seen: (
-            seen.config.of_stage.learns
-            and (seen.config.samples or _has_metric("eval/accuracy", seen))
-        ),
+        "(data.system_prompt) or the reward; if they are cut off, raise sample.max_new_tokens; if "
+        "they were right before, the policy has broken: resume from an earlier checkpoint with a "
+        "lower train.learning_rate; else take easier problems or a stronger model.",
     ),
     "A reward pays nothing": Alarm(
         pays_nothing,
@@ -741,7 +591,11 @@ ALARMS: dict[str, Alarm] = {
         "first is harmless if the first reward follows soon.",
     ),
     "Length or truncation drifts": Alarm(
-        length_drift, charts=("sample/completion_tokens", "sample/truncated_fraction")
+        length_drift,
+        "If a reward pays for length, weigh it less; for a reward model, add pairs whose chosen "
+        "side is the shorter one. If answers are cut off, raise sample.max_new_tokens, or add "
+        "soft_overlong or algorithm.truncated: leave_out.",
+        ("sample/completion_tokens", "sample/truncated_fraction"),
     ),
     "Completions repeat themselves": Alarm(
         repeating,
@@ -760,7 +614,13 @@ ALARMS: dict[str, Alarm] = {
         "harder ones, or stop here. algorithm.dynamic_sampling samples others in their place.",
         ("score/groups_without_signal_fraction", "score/reward"),
     ),
-    "KL or mismatch jumps": Alarm(jump),
+    "KL or mismatch jumps": Alarm(
+        jump,
+        "Look at this step's rollouts, and lower the learning rate or train.max_grad_norm. A "
+        "mismatch of rollouts by an earlier policy (run.from_buffer, run.max_staleness) says how "
+        "far it has moved since: see that algorithm.correction is not none. Of others it says that "
+        "sampler and learner disagree: compare with sample.engine=transformers and report it.",
+    ),
     "Scoring errors": Alarm(
         scoring_errors,
         "The console's warnings name the rollouts. Fix the reward, or raise "
@@ -774,7 +634,12 @@ ALARMS: dict[str, Alarm] = {
         )
         for side in rollout_sides()
     },
-    "Pairs in order, policy broken": Alarm(ordered_and_broken, applies=lambda seen: True),
+    "Pairs in order, policy broken": Alarm(
+        chosen_falls,
+        "Take preference.name irpo or orpo, or a lower train.learning_rate.",
+        ("train/chosen_log_ratio", "train/rejected_log_ratio", "eval/accuracy"),
+        applies=lambda seen: True,
+    ),
     **{
         title: Alarm(
             partial(low_mean, row),
@@ -791,7 +656,12 @@ ALARMS: dict[str, Alarm] = {
         applies=lambda seen: not seen.config.of_stage.samples,
     ),
     "Most completions have no end": Alarm(
-        no_end_token, applies=lambda seen: not seen.config.of_stage.scores
+        no_end_token,
+        "Their answers are cut off and count as wrong: raise sample.max_new_tokens (and "
+        "sample.turn_tokens, of an environment), or begin from an adapter that has learned to end "
+        "(model.start); for demonstrations, see in --data-check that the last learned token is an "
+        "end token.",
+        applies=lambda seen: not seen.config.of_stage.scores,
     ),
     "The reward model goes by length": Alarm(goes_by_length, applies=lambda seen: True),
     "Memory over its plan": Alarm(

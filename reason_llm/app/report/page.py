@@ -14,7 +14,6 @@ import orjson
 
 from reason_llm.app.report import raised
 from reason_llm.app.report.payload import Examined, blobs, examine, to_value, without_paths
-from reason_llm.app.report.plain import plain
 from reason_llm.app.report.runs import read_runs
 from reason_llm.errors import without_secrets
 from reason_llm.files import check_writable, read_text, write_atomically
@@ -38,13 +37,12 @@ def write_report(folders: list[Path], out: Path) -> list[str]:
 
 def page(examined: Sequence[Examined]) -> bytes:
     """The file with all data in it."""
-    value = to_value(examined)
-    data = orjson.dumps(value).decode().translate(HIDDEN)
+    data = orjson.dumps(to_value(examined)).decode().translate(HIDDEN)
     embedded = f'<script type="application/json" id="data">{data}</script>'
     for (run, step), blob in blobs(examined).items():
         text = base64.b64encode(blob).decode()
         embedded += f'\n<script type="text/plain" id="rollouts-{run}-{step}">{text}</script>'
-    return _filled(examined, embedded, "'none'", plain(examined, value))
+    return _filled(examined, embedded, "'none'")
 
 
 def live_page(examined: Sequence[Examined]) -> bytes:
@@ -52,7 +50,7 @@ def live_page(examined: Sequence[Examined]) -> bytes:
     return _filled(examined, "", "'self'")
 
 
-def _filled(examined: Sequence[Examined], data: str, connect: str, plain: str = "") -> bytes:
+def _filled(examined: Sequence[Examined], data: str, connect: str) -> bytes:
     script = "\n".join(_asset(name) for name in SCRIPTS)
     style = _asset("page.css")
     policy = (
@@ -64,8 +62,8 @@ def _filled(examined: Sequence[Examined], data: str, connect: str, plain: str = 
     title = escape(without_secrets(without_paths(labels, runs)))
     # From the last place to the first, so that nothing that was filled in is searched again.
     text = _asset("page.html")
-    for name, value in (("script", script), ("data", data), ("plain", plain), ("style", style),
-                        ("title", title), ("policy", policy)):  # fmt: skip
+    for name, value in (("script", script), ("data", data), ("style", style), ("title", title),
+                        ("policy", policy)):  # fmt: skip
         before, _, after = text.partition(f"{{{{{name}}}}}")
         text = before + value + after
     return text.encode()

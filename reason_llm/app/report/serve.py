@@ -29,11 +29,6 @@ from reason_llm.errors import ConfigError, ReasonError, one_line, shown
 
 HTML, JSON = "text/html; charset=utf-8", "application/json"
 GZIP, TEXT = "application/octet-stream", "text/plain; charset=utf-8"
-BEFORE_RECORDS = {
-    *("resolved_config.yaml", "environment.json", "start", "buffers", "buffer.json"),
-    "rows.jsonl.gz",
-}
-"""Files of a run's folder before its first record."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -49,22 +44,13 @@ def serve(folders: list[Path], port: int, say: Callable[[str], None]) -> None:
     """Wait until all runs have begun, then serve their report until interrupted. ``say`` receives
     the names of runs that are waited for, and the address."""
     for folder in folders:
-        if has_not_begun(folder):
+        if not (folder / "metrics.jsonl").exists():
             say(f"waiting for {folder} to begin; Ctrl-C ends")
-        while has_not_begun(folder):
+        while not (folder / "metrics.jsonl").exists():
             time.sleep(WAIT_SECONDS)
     with make_server(folders, port) as server:
         say(f"following on {server.url}")
         server.serve_forever()
-
-
-def has_not_begun(folder: Path) -> bool:
-    """Whether a run may still begin in this folder: there is none, or one without its records."""
-    if not folder.exists():
-        return True
-    if not folder.is_dir() or (folder / "metrics.jsonl").exists():
-        return False
-    return {path.name for path in folder.glob("[!.]*")} <= BEFORE_RECORDS
 
 
 def make_server(folders: list[Path], port: int) -> "Server":

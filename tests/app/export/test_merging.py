@@ -67,13 +67,18 @@ CASES = [
 @pytest.mark.filterwarnings("default")  # PEFT warns of an adapted head that is tied
 @pytest.mark.parametrize(("family", "tied", "options"), CASES)
 def test_it_is_peft_s_merge(
-    family: str, tied: bool, options: dict[str, Any], tmp_path: Path
+    family: str,
+    tied: bool,
+    options: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base = make_base(tmp_path / "base", family, tied)
     adapter = make_adapter(base, tmp_path / "adapter", **options)
     out = tmp_path / "out"
     out.mkdir()
-    merging.merge(base, adapter, out, torch.float32, shard_bytes=20_000)
+    monkeypatch.setattr(merging, "SHARD_BYTES", 20_000)
+    merging.merge(base, adapter, out, torch.float32)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     plain = logits_of(model)
     expected = logits_of(PeftModel.from_pretrained(model, adapter))
@@ -120,7 +125,7 @@ def test_bfloat16_is_the_rounded_sum(tmp_path: Path) -> None:
     adapter = make_adapter(base, tmp_path / "adapter")
     for name, dtype in (("wide", torch.float32), ("narrow", torch.bfloat16)):
         (tmp_path / name).mkdir()
-        merging.merge(base, adapter, tmp_path / name, dtype, shard_bytes=2**30)
+        merging.merge(base, adapter, tmp_path / name, dtype)
     wide, narrow = (load_file(tmp_path / n / "model.safetensors") for n in ("wide", "narrow"))
     assert all(torch.equal(wide[name].bfloat16(), narrow[name]) for name in wide)
     assert orjson.loads((tmp_path / "narrow" / "config.json").read_bytes())["dtype"] == "bfloat16"
@@ -135,7 +140,7 @@ def test_the_checkpoint_is_what_transformers_reads(tmp_path: Path) -> None:
     other = {name: tensor + 1 for name, tensor in weights.items()} | {"more": torch.ones(2)}
     save_file(other, base / "pytorch_model.safetensors")
     (tmp_path / "out").mkdir()
-    merging.merge(base, adapter, tmp_path / "out", torch.float32, shard_bytes=2**30)
+    merging.merge(base, adapter, tmp_path / "out", torch.float32)
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert found.keys() == weights.keys()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, Mxfp4Config
 
 import families
 from reason_llm.app.console import Console
+from reason_llm.app.export import merging
 from reason_llm.app.export.export import ExportRequest, export
 from reason_llm.config import ModelSection
 from reason_llm.errors import ConfigError, ModelError
@@ -43,13 +44,16 @@ def packed(folder: Path) -> Path:
     return path
 
 
-def test_its_numbers_are_those_that_transformers_reads(tmp_path: Path) -> None:
+def test_its_numbers_are_those_that_transformers_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = packed(tmp_path / "packed")
+    monkeypatch.setattr(merging, "SHARD_BYTES", 2**17)
     with pytest.raises(ModelError, match=r"by mxfp4.*; write them in bfloat16 once"):
         check_model(ModelSection(path=str(source)))
     request = ExportRequest(
         source=source, out=tmp_path / "out", base=None, adapter_only=False, dtype="bfloat16",
-        shard_bytes=2**17, rollouts=None, push=None, gguf=None,
+        rollouts=None, push=None, gguf=None,
     )  # fmt: skip
     assert export(request, Console("quiet")) is None
     expected = AutoModelForCausalLM.from_pretrained(
@@ -75,7 +79,7 @@ def test_blocks_without_their_scales_are_one_line(tmp_path: Path) -> None:
     save_file(stored, file, metadata={"format": "pt"})
     request = ExportRequest(
         source=source, out=tmp_path / "out", base=None, adapter_only=False, dtype="bfloat16",
-        shard_bytes=2**30, rollouts=None, push=None, gguf=None,
+        rollouts=None, push=None, gguf=None,
     )  # fmt: skip
     with pytest.raises(ModelError, match=r"down_proj_blocks has no scales; download"):
         export(request, Console("quiet"))

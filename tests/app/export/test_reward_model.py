@@ -26,7 +26,9 @@ def make_head(adapter: Path, seed: int = 3) -> Path:
 
 def exported(base: Path, adapter: Path, out: Path, dtype: torch.dtype, pad: int = 0) -> Path:
     out.mkdir()
-    merging.merge(base, adapter, out, dtype, 20_000, reward_model.head_of(adapter))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merging, "SHARD_BYTES", 20_000)
+        merging.merge(base, adapter, out, dtype, reward_model.head_of(adapter))
     config = merging.read_json(out / "config.json")
     content = orjson.dumps(reward_model.configured(config, base, pad))
     (out / "config.json").write_bytes(content)

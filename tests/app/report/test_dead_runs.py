@@ -127,54 +127,26 @@ def test_a_gradient_of_zero() -> None:
     assert alarms.nothing_learned(seen(steps(3, train__grad_norm=1e-6))).state == "clear"
 
 
-def test_a_reward_that_falls_to_0_has_collapsed() -> None:
-    """32 groups of 2 a step: at 30 %, no right answer in 3 steps has a chance below 0.7^96."""
-    usual, dead = {"sample__tokens": 64 * 20.0, "score__boxed": 0.3}, {"score__boxed": 0.0}
-    before = [*steps(2, **usual | dead), *(record(s, **usual) for s in range(3, 23))]
-    cut = usual | dead | {"sample__truncated_fraction": 0.9}
-    records = [*before, *(record(s, **cut) for s in (23, 24, 25))]
-    found = judge(report_runs.evidence(records, data__system_prompt="none"))
-    collapse = found["Collapse to 0"]
-    assert collapse.state == "alarm" and collapse.steps == (23, 25)
-    assert collapse.text.startswith(
-        "boxed was 30.0% on average in steps 3 to 22, and is 0 for every completion since step 23."
-    )
-    assert "90% were cut off by sample.max_new_tokens" in collapse.text
-    assert "train.learning_rate" in collapse.advice and "algorithm.kl" in collapse.advice
-    assert "does not ask" not in collapse.text  # it was asked for well enough before
-    assert found["No right answer"].state == "clear"  # told by its cause
-    mine = [{key.replace("boxed", "mine"): value for key, value in r.items()} for r in records]
-    assert alarms.collapse(seen(mine, "mine")).text.startswith("mine was 0.300 on average")
-    assert alarms.collapse(seen(records[:-1])).state == "clear"
-    assert alarms.collapse(seen([*records, record(26, **usual)])).state == "clear"
+def test_answers_that_were_right_before_are_said_to_have_been() -> None:
+    cut = {"score__boxed": 0.0, "sample__truncated_fraction": 0.9}
+    records = [*steps(20, score__boxed=0.3), *(record(s, **cut) for s in (21, 22, 23))]
+    found = judge(report_runs.evidence(records, data__system_prompt="none"))["No right answer"]
+    assert found.steps == (21, 23)
+    assert "of the last 3 steps is right. In an earlier step 30.0% were. Of the" in found.text
+    assert "90% were cut off by sample.max_new_tokens" in found.text
+    assert "resume from an earlier checkpoint with a lower train.learning_rate" in found.advice
+    assert "does not ask" not in found.text  # it was asked for well enough before
+    mine = {"score__mine": 0.0, "score__first_reward_std": 0.0}
+    own = [*steps(20, score__mine=0.3), *(record(s, **mine) for s in (21, 22, 23))]
+    assert "mine is 0 for every completion" in alarms.constant_reward(seen(own, "mine")).text
 
 
-def test_zeros_that_noise_explains_are_no_collapse() -> None:
-    always = steps(20, score__boxed=0.0, eval__accuracy=0.0)
-    assert alarms.collapse(seen(always)).state == "clear"
-    assert alarms.collapse(seen(steps(2, score__boxed=0.0))).state == "unknown"
-    small = {"sample__tokens": 4 * 20.0}  # 2 groups a step
-    rare = [*steps(20, score__boxed=0.1, **small),
-            *(record(s, score__boxed=0.0, **small) for s in range(21, 40))]  # fmt: skip
-    assert alarms.collapse(seen(rare)).state == "clear"  # 0.9^38 = 0.018
-    negative = [record(s, score__boxed=0.0 if s > 20 else -0.5) for s in range(60)]
-    assert alarms.collapse(seen(negative)).state == "clear"
-
-
-@pytest.mark.parametrize("problems", [8, 256])
-def test_held_out_accuracy_that_falls_to_0_has_collapsed(problems: int) -> None:
-    accuracies = (0.0, 0.2, 0.62, 0.0)
-    records = [
-        record(10 * i, eval__accuracy=value, eval__problems=problems)
-        for i, value in enumerate(accuracies)
-    ]
-    found = alarms.judge(seen(records))["Collapse to 0"]
-    if problems == 8:  # 0.38^8 = 0.0004: of 8 problems that may be
-        assert found.state == "clear"
-        return
+def test_held_out_accuracy_that_falls_to_0_falls() -> None:
+    accuracies = enumerate((0.0, 0.2, 0.62, 0.0))
+    records = [record(10 * i, eval__accuracy=value, eval__problems=256) for i, value in accuracies]
+    found = judge(seen(records))["Held-out accuracy falls"]
     assert found.state == "alarm" and found.steps == (20, 30)
-    assert found.text.startswith("Held-out accuracy was 62.0% at step 20 and is 0 since step 30.")
-    assert "the adapter of step 20" in found.advice
+    assert "Take the adapter of step 20" in found.advice
 
 
 def test_what_dies_late_is_told_within_three_steps() -> None:

@@ -104,4 +104,3 @@ def test_longer_answers_are_the_aim_of_a_reward_model_while_none_is_cut_off(
     weights, by_model = {"boxed": 0.0, "paid": 1.0}, "paid" if paid_by_model else ""
     found = length_drift(evidence(records, weights=weights, by_model=by_model))
     assert found.state == state
-    assert state == "clear" or ("reward model" in found.advice) == paid_by_model

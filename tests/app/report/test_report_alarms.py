@@ -1,14 +1,12 @@
 """Each check by itself: raised by what it is for, with its evidence, and by nothing near it."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from reason_llm.app.report import alarms
 from reason_llm.app.report.evidence import Finding
 from reason_llm.config import STAGES
-from reason_llm.config.algorithms import AlgorithmSection
 from report_runs import evidence as seen, facts, record
 
 ALWAYS = {title for title, each in alarms.ALARMS.items() if each.applies(seen())} - {
@@ -61,15 +59,14 @@ def test_a_reward_that_rises_with_accuracy_is_clear_and_without_it_is_not() -> N
     assert found.steps == (0, 12)
     assert found.groups[0].rewards == [11, 11]  # what earned most
     assert "take the adapter of step 12 (its checkpoint), which has the best" in found.advice
-    found = alarms.reward_without_accuracy(seen(fallen, groups))
-    assert raised(found)
-    assert found.steps == (6, 12)
+    assert not raised(alarms.reward_without_accuracy(seen(fallen, groups)))
+    assert alarms.accuracy_falls(seen(fallen, groups)).steps == (6, 12)
 
 
 def test_a_fall_from_the_best_accuracy_is_told_from_there() -> None:
     records = rising(24)
     with_accuracy(records, (0, 0.2), (8, 0.75), (16, 0.5), (24, 0.45))
-    found = alarms.reward_without_accuracy(seen(records))
+    found = alarms.accuracy_falls(seen(records))
     assert raised(found)
     assert found.steps == (8, 24)
 
@@ -86,7 +83,7 @@ def test_an_accuracy_that_falls_with_the_reward_is_no_matter_of_the_rewards() ->
         "From step 0 to 12 held-out accuracy went 28.2% → 5.1%: on 9 of 39 problems the score is "
         "lower than at step 0, and on 0 higher (exact paired test, p = 0.004)."
     )
-    assert found.advice.startswith("Lower train.learning_rate")
+    assert "lower train.learning_rate" in found.advice
     assert not raised(alarms.reward_without_accuracy(evidence))
     earlier = replace(evidence, records=records[:7])  # 2 (1 + 9) / 2^9 = 0.04
     assert not raised(alarms.accuracy_falls(earlier))
@@ -262,43 +259,6 @@ def test_a_jump(key: str, usual: float, jumped: float) -> None:
     assert [group.step for group in found.groups] == [11]  # the rollouts that led to step 12
 
 
-@pytest.mark.parametrize(
-    ("replayed", "told", "not_told"),
-    [
-        (None, "Sampler and learner disagree", "earlier policy"),
-        ("token_truncate", "algorithm.correction=token_truncate weighs each rollout", "disagree"),
-        ("none", "set that to token_truncate", "disagree"),
-    ],
-)
-def test_a_mismatch_of_saved_rollouts_is_said_to_be_one(
-    replayed: str | None, told: str, not_told: str
-) -> None:
-    records = [record(step, **{"train/sampler_kl": 1e-5}) for step in range(1, 21)]
-    records[11]["train/sampler_kl"] = 0.5
-    buffers = None if replayed is None else Path("buffers")
-    algorithm = AlgorithmSection(name="dapo", correction=replayed or "none")
-    found = alarms.jump(seen(records, run__from_buffer=buffers, algorithm=algorithm))
-    assert raised(found)
-    assert told in found.advice
-    assert not_told not in found.advice
-    assert ("(run.from_buffer)" in found.advice) == (replayed is not None)
-
-
-@pytest.mark.parametrize(
-    ("correction", "told"),
-    [("token_truncate", "or what makes them old."), ("none", "set that to token_truncate")],
-)
-def test_a_mismatch_of_stale_rollouts_is_said_to_be_one(correction: str, told: str) -> None:
-    records = [record(step, **{"train/sampler_kl": 1e-5}) for step in range(1, 21)]
-    records[11]["train/sampler_kl"] = 0.5
-    algorithm = AlgorithmSection(name="dapo", correction=correction)
-    found = alarms.jump(seen(records, run__max_staleness=1, algorithm=algorithm))
-    assert raised(found)
-    assert "an earlier policy (run.max_staleness)" in found.advice
-    assert "no fault of the sampler" in found.advice
-    assert told in found.advice
-
-
 def test_a_kl_that_grows_from_nothing_is_no_jump() -> None:
     records = [record(step, **{"train/kl": 1e-6 * 3.0**step}) for step in range(1, 12)]
     assert not raised(alarms.jump(seen(records)))
@@ -448,14 +408,14 @@ def test_a_constant_reward_is_told_unless_all_are_right_or_all_wrong(
     assert (found.state, found.steps) == (state, (2, 4) if state == "alarm" else None)
 
 
-def test_a_fall_of_accuracy_is_told_with_its_numbers_and_its_adapter() -> None:
+def test_a_flat_accuracy_is_told_with_its_numbers_and_its_adapter() -> None:
     records, groups = rising(12), [facts(step, rewards=[step, 0]) for step in range(12)]
-    with_accuracy(records, (0, 0.2), (6, 0.7), (12, 0.5))
+    with_accuracy(records, (0, 0.2), (6, 0.21), (12, 0.2))
     found = alarms.reward_without_accuracy(seen(records, groups))
     assert found.text == (
-        "From step 6 to 12 the reward went 0.575 → 0.775 (means of the first and the last 2 "
-        "steps), while held-out accuracy went 70.0% → 50.0% (standard error of "
-        "the difference 4.3 points)."
+        "From step 0 to 12 the reward went 0.325 → 0.725 (means of the first and the last 4 "
+        "steps), while held-out accuracy went 20.0% → 20.0% (standard error of "
+        "the difference 3.5 points)."
     )
     assert "take the adapter of step 6 (its checkpoint), which has the best" in found.advice
     assert [group.step for group in found.groups] == [11, 10, 9, 8, 7]
@@ -467,6 +427,6 @@ def test_an_alarm_has_its_own_advice_or_the_table_s() -> None:
     assert {each.state for each in found.values()} == {"alarm"}
     drift, errors = (found[name] for name in ("Length or truncation drifts", "Scoring errors"))
     assert drift.charts == ("sample/completion_tokens", "sample/truncated_fraction")
-    assert drift.advice.startswith("If the reward pays for length, weigh it less. If answers are")
+    assert drift.advice.startswith("If a reward pays for length, weigh it less; for a reward model")
     assert errors.charts == ("score/errors",)
     assert errors.advice.startswith("The console's warnings name the rollouts.")

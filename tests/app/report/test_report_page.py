@@ -21,7 +21,6 @@ from reason_llm.app.cli import main
 from reason_llm.app.report import rollouts
 from reason_llm.app.report.page import SCRIPTS, _asset, page, write_report
 from reason_llm.app.report.payload import Examined, examine, to_value
-from reason_llm.app.report.plain import MAX_GROUPS, MAX_STEPS
 from reason_llm.app.report.runs import read_run, read_runs
 from reason_llm.errors import DataError
 from report_runs import group, record, write_run
@@ -54,42 +53,12 @@ def unpacked(content: bytes, run: int, step: int) -> dict[str, Any]:
     return opened(content, run, step)[0]
 
 
-def without_script(folder: Path) -> str:
-    (shown,) = re.findall("<noscript>(.*)</noscript>", page([examined(folder)]).decode(), re.S)
-    return str(shown)
-
-
-def test_without_javascript_the_page_has_steps_and_rollouts_and_says_where_the_rest_is(
-    tmp_path: Path,
-) -> None:
-    records = [record(0), record(1, score__reward=0.25, eval__accuracy=0.5)]
-    said = group(["<b>1+2=3</b>", "4", "5" * 9000], [1.0, 0.0, 0.5])
-    shown = without_script(write_run(tmp_path / "run", records, [[said]]))
-    assert re.findall("<code>(.*?)</code>", shown) == [
+def test_without_javascript_the_page_says_where_the_numbers_are(tmp_path: Path) -> None:
+    text = page([examined(write_run(tmp_path / "run", [record(0)]))]).decode()
+    (sentence,) = re.findall("<noscript>(.*)</noscript>", text)
+    assert re.findall("<code>(.*?)</code>", sentence) == [
         "metrics.jsonl", "summary.json", "curves.png",
     ]  # fmt: skip
-    rows = [re.findall("<t[hd]>(.*?)</t[hd]>", row) for row in re.findall("<tr>.*</tr>", shown)]
-    assert rows == [
-        ["step", "reward", "held out", "tokens", "truncated"],
-        ["0", "0.5", "–", "20", "0"],
-        ["1", "0.25", "0.5", "20", "0"],
-    ]
-    texts = re.findall(r'<h4>(.*?)</h4>\n<div class="text-block">(.*?)</div>', shown, re.S)
-    assert texts == [
-        ("Prompt", "&lt;|im_start|&gt;user\nWhat is 1 + 2?&lt;|im_end|&gt;\n"),
-        ("Gold answer", "3"),
-        ("Reward 1", "&lt;b&gt;1+2=3&lt;/b&gt;"),
-        ("Reward 0", "4"),
-    ]
-
-
-def test_without_javascript_the_page_is_bounded(tmp_path: Path) -> None:
-    groups = [group(["9" * 9000, "8" * 9000], [1.0, 0.0], f"{n}" * 9000) for n in range(40)]
-    records = [record(step) for step in range(1000)]
-    shown = without_script(write_run(tmp_path / "run", records, [groups]))
-    assert shown.count("<tr>") == 1 + MAX_STEPS
-    assert shown.count("<h4>Reward") == 2 * MAX_GROUPS
-    assert len(shown) < 50_000
 
 
 def test_a_token_s_ratio_is_the_learner_s_over_the_sampler_s(tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ def test_the_time_left_is_told_in_seconds_minutes_and_hours(seconds: float, told
 
 def test_the_time_left_is_of_the_last_twenty_steps() -> None:
     records = [{"step": s, "time/total_seconds": 9.0 if s < 21 else 2.0} for s in range(1, 31)]
-    assert lines.seconds_left(records, 35) == 5 * 5.5
+    assert lines.left(records, 35) == "about 28 s left"  # 5 * 5.5
     records += [{"step": 31, "time/total_seconds": 2.0}]
-    assert lines.seconds_left(records, 35) == 4 * 2.0
+    assert lines.left(records, 35) == "about 8 s left"
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,7 @@ from typing import Any
 import orjson
 import pytest
 
-from reason_llm.app.report.serve import (
-    BEFORE_RECORDS,
-    Handler,
-    LiveRuns,
-    Server,
-    has_not_begun,
-    make_server,
-)
+from reason_llm.app.report.serve import Handler, LiveRuns, Server, make_server
 from reason_llm.errors import ConfigError
 from report_runs import group, record, write_run
 
@@ -136,21 +129,6 @@ def test_an_archive_is_read_again_where_the_page_may_hold_less(folder: Path) -> 
     small = many._read(path, None, 2, 1 << 20)
     assert many._read(path, None, 1, 1 << 20) is small  # a group is not divided
     assert many._read(path, None, 2, len(small.blob) - 1) is not small
-
-
-def test_a_run_has_not_begun_while_no_step_is_recorded(tmp_path: Path) -> None:
-    assert has_not_begun(tmp_path / "none")
-    for name in sorted(BEFORE_RECORDS):
-        (tmp_path / name).touch()
-        assert has_not_begun(tmp_path)
-    (tmp_path / ".lock").touch()
-    assert has_not_begun(tmp_path)
-    (tmp_path / "metrics.jsonl").touch()
-    assert not has_not_begun(tmp_path)
-    (tmp_path / "metrics.jsonl").unlink()
-    (tmp_path / "mine.txt").touch()
-    assert not has_not_begun(tmp_path)
-    assert not has_not_begun(tmp_path / "mine.txt")
 
 
 def test_a_run_that_cannot_be_read_for_a_while_is_told_of(followed: LiveRuns, folder: Path) -> None:
