@@ -3,9 +3,9 @@
 Checkers of published packages evaluate, parse and search such text as they like: those of the
 reward ``gym``, of TRL, of a taskset. They are called in the jail of ``sandbox.py``: no network, no
 file but the libraries and the installed packages, limits on time and memory. A worker imports a
-package once (``jail/check_server.py``), so that a call costs no start of Python, and a call in
-which an answer may have been evaluated is the last one of its process, so that no answer changes
-how the next is scored. An answer that a checker evaluates can still lie about its own reward.
+package once (``jail/check_server.py``), so that a call costs no start of Python, and each call is
+made in a fork, so that no answer changes how the next is scored. An answer that a checker evaluates
+can still lie about its own reward.
 """
 
 import base64
