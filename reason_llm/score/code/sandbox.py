@@ -117,7 +117,7 @@ class Sandbox:
         orders = {
             "files": {**(files or {}), "solution.py" if is_tester else "program.py": program},
             "limits": asdict(limits),
-            "is_tester": is_tester,
+            "module": "function_harness" if is_tester else None,
         }
         request = {"orders": orders, "stdin": stdin}
         return self._pool.call(lambda launcher: launcher.run(request))

@@ -1,8 +1,8 @@
 """Calls functions of others, inside the jail's walls: reads requests until its input ends.
 
-The source is given to a bare Python (``checkers.py``); it imports nothing of ours. A request is
-JSON after its length: ``{"prepare": key, "subject": pickle}`` loads an object, imports included,
-and ``{"call": key, ...}`` calls it. Pickles come from the trainer; what goes back is plain JSON.
+A request is JSON after its length: ``{"prepare": key, "subject": pickle}`` loads an object, imports
+included, and ``{"call": key, ...}`` calls it. Pickles come from the trainer; what goes back is
+plain JSON.
 
 Each call is made in a fork of its own, so that nothing that one answer does is seen by the next.
 """
@@ -18,15 +18,19 @@ import pickle
 import resource
 import select
 import signal
-import struct
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NoReturn, SupportsFloat
 
+from . import isolation
+from .launcher import read, write, write_all
+
 MAX_ANSWER_BYTES = 1 << 20
 MAX_NUMBERS = 1 << 16
+EVALUATED = b"!"
+"""Stands before an answer once text has been evaluated."""
 PATIENCE = 10
 """A call to which others leave no processor may take so many times its processor time."""
 
@@ -37,11 +41,11 @@ def main() -> None:
     """Answer the requests on stdin until it ends."""
     answers = os.dup(1)
     os.dup2(2, 1)  # what functions print is no answer
-    _write(answers, {"ready": True})
+    write(answers, {"ready": True})
     subjects: dict[str, Any] = {}
-    while (request := _read(0, math.inf)) is not None:
+    while (request := read(sys.stdin.buffer)) is not None:
         serve = _prepare if "prepare" in request else _call
-        _write(answers, serve(subjects, request))
+        write(answers, serve(subjects, request))
 
 
 def _prepare(subjects: dict[str, Any], request: Json) -> Json:
@@ -58,39 +62,31 @@ def _prepare(subjects: dict[str, Any], request: Json) -> Json:
 def _call(subjects: dict[str, Any], request: Json) -> Json:
     """Result of a call, or the way it ended."""
     answer_at, answers = os.pipe()
-    evaluated_at, evaluated = os.pipe()
     process = os.fork()
     if process == 0:
-        _serve(subjects, request, answers, evaluated)
+        _serve(subjects, request, answers)
     os.close(answers)
-    os.close(evaluated)
-    answer: Any = None
-    is_late = False
-    try:
-        answer = _read(answer_at, time.monotonic() + PATIENCE * request["seconds"])
-    except TimeoutError:
-        is_late = True
-    except (ValueError, OSError):
-        pass
-    has_evaluated = _is_ready(evaluated_at, 0) and os.read(evaluated_at, 1)
+    data, is_late = _read_to_end(answer_at, time.monotonic() + PATIENCE * request["seconds"])
     os.kill(process, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     os.close(answer_at)
-    os.close(evaluated_at)
-    if not isinstance(answer, dict):
-        is_late |= code in (-signal.SIGPROF, -signal.SIGXCPU, -signal.SIGKILL)
+    try:
+        answer: Any = json.loads(data.lstrip(EVALUATED))
+    except (ValueError, RecursionError):
+        answer = None
+    if is_late or not isinstance(answer, dict):
+        is_late |= code in (-signal.SIGPROF, -signal.SIGXCPU)
         return {"limit": "time"} if is_late else {"problem": f"its process ended ({code})"}
-    if has_evaluated:  # the text may have raised it, or written the answer
+    if data.startswith(EVALUATED):  # the text may have raised it, or written the answer
         answer.pop("of_walls", None)
     return answer
 
 
-def _serve(subjects: dict[str, Any], request: Json, answers: int, evaluated: int) -> NoReturn:
+def _serve(subjects: dict[str, Any], request: Json, answers: int) -> NoReturn:
     """Make a call, within limits of time; say before it happens that text is evaluated."""
     try:
-        first, second = sorted((answers, evaluated))
-        for low, high in ((3, first), (first + 1, second), (second + 1, 128)):
-            os.closerange(low, high)
+        os.closerange(3, answers)
+        os.closerange(answers + 1, isolation.MAX_FILES)
         os.dup2(2, 0)
         for name in (resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):  # no process, no file
             resource.setrlimit(name, (0, 0))
@@ -105,11 +101,12 @@ def _serve(subjects: dict[str, Any], request: Json, answers: int, evaluated: int
             if event in ("os.kill", "os.killpg"):
                 raise PermissionError("no process is to be ended from here")
             if event == "exec" and not details[0].co_filename.startswith("/"):  # of no file
-                os.write(evaluated, b"t")
+                os.write(answers, EVALUATED)
 
         sys.addaudithook(on_event)
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        _write(answers, _answer(function, arguments, named))
+        answer = json.dumps(_answer(function, arguments, named))
+        write_all(answers, answer.encode())
     finally:
         os._exit(0)
 
@@ -156,42 +153,15 @@ def _is_caused_by_walls(error: BaseException | None) -> bool:
     return False
 
 
-def _is_ready(descriptor: int, seconds: float) -> bool:
+def _read_to_end(descriptor: int, deadline: float) -> tuple[bytes, bool]:
+    """All that is written there, and whether it is late or too large."""
+    data = bytearray()
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(None if seconds == math.inf else 1000 * max(0.0, seconds)))
-
-
-def _read(descriptor: int, deadline: float) -> Json | None:
-    """A message; None at the end. TimeoutError if it is late, ValueError if it is invalid."""
-    head = _read_exactly(descriptor, 8, deadline)
-    if len(head) < 8:
-        return None
-    size = struct.unpack("<Q", head)[0]
-    if deadline < math.inf and size > MAX_ANSWER_BYTES:
-        raise ValueError
-    body = _read_exactly(descriptor, size, deadline)
-    message: Json | None = json.loads(body) if len(body) == size else None
-    return message
-
-
-def _read_exactly(descriptor: int, size: int, deadline: float) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        if not _is_ready(descriptor, deadline - time.monotonic()):
-            raise TimeoutError
-        if not (part := os.read(descriptor, min(size - len(data), 1 << 16))):
-            break
+    while poller.poll(1000 * max(0.0, deadline - time.monotonic())):
+        if not (part := os.read(descriptor, 1 << 16)):
+            return bytes(data), False
         data += part
-    return bytes(data)
-
-
-def _write(descriptor: int, message: Json) -> None:
-    body = json.dumps(message).encode()
-    unsent = memoryview(struct.pack("<Q", len(body)) + body)
-    while unsent:
-        unsent = unsent[os.write(descriptor, unsent) :]
-
-
-if __name__ == "__main__":
-    main()
+        if len(data) > MAX_ANSWER_BYTES:
+            break
+    return bytes(data), True

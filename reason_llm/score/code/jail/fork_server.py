@@ -160,12 +160,8 @@ def _become_program(setup: Json, seccomp_filter: bytes | None) -> ChildProgram:
         isolation.limit(limits)
         if seccomp_filter is not None:
             seccomp.install(seccomp_filter)
-        if "arguments" in orders:
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, as would others
-                signal.signal(number, signal.SIG_DFL)
-            os.execv(sys.executable, [sys.executable, *orders["arguments"]])
-        if orders["is_tester"]:
-            return ChildProgram("from jail.function_harness import main; main()", "tester")
+        if (module := orders["module"]) is not None:
+            return ChildProgram(f"from jail.{module} import main; main()", module)
         for name in [name for name in sys.modules if name.partition(".")[0] == "jail"]:
             del sys.modules[name]
         with open("program.py", encoding="utf-8") as source:  # noqa: PTH123
