@@ -19,7 +19,7 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
 from .shared import Shared, kind_of
-from .values import DATA_TYPES, TYPES, decode, encode, is_array, write_line
+from .values import DATA_TYPES, TYPES, decode, encode, write_line
 
 _loops: list[Any] = []
 _tasks: dict[int, Any] = {}
@@ -285,7 +285,7 @@ class ProgramServer:
 
     def _shared(self, value: Any) -> Any:
         """The form of an item of a shared list: mutable items are shared, too."""
-        is_new = kind_of(value) is not None and not is_array(value) and _base(value) is None
+        is_new = kind_of(value) is not None and _base(value) is None
         return self.shared.refer(value) if is_new else self._first(value)
 
     def _keep(self, value: Any) -> Any:
