@@ -178,12 +178,8 @@ class Program:
         while {"callback", "operation"} & (message := self._receive(number)).keys():
             self._call_back(number, message)
         if "error" in message:
-            lineage, text, attributes = message["error"]
-            error = self._error([str(name) for name in lineage], str(text), function)
-            if type(error) in self.exceptions.values():
-                for name in attributes:
-                    setattr(error, name, self._value(attributes[name]))
-            raise error
+            lineage, text = message["error"]
+            raise self._error([str(name) for name in lineage], str(text), function)
         return self._value(message["value"], function)
 
     def _call_back(self, number: str, message: Json) -> None:
@@ -254,8 +250,8 @@ class Program:
                     raise ValueError("a call of nothing that was given")
                 _ = [*message["arguments"]], {**message["named"]}
             elif "error" in message:
-                lineage, _, attributes = message["error"]
-                if type(lineage) is not list or not all(map(_is_plain, attributes)):
+                lineage, _ = message["error"]
+                if type(lineage) is not list:
                     raise ValueError("an error without a class")
             else:
                 _ = message["value"]
@@ -367,10 +363,6 @@ class Program:
                 builtin = EXCEPTIONS.get(name)
                 kind = builtin or self.exceptions.setdefault(name, type(name, (kind,), {}))
         return kind
-
-
-def _is_plain(name: str) -> bool:
-    return name.isidentifier() and not name.startswith("_")
 
 
 def _is_of_tests(value: Any) -> bool:

@@ -107,7 +107,6 @@ from builtins import abs, pow
 """
 
 Json = dict[str, Any]
-MAX_ATTRIBUTES = 32
 
 
 def builtin_names(is_leetcode: bool) -> dict[str, Any]:
@@ -241,22 +240,12 @@ class ProgramServer:
         try:
             answer["value"] = self._encoded(self._result(request), request["function"])
         except BaseException as error:  # noqa: BLE001 - the program's own
-            answer["error"] = [_lineage(type(error)), str(error)[:500], self._attributes(error)]
+            answer["error"] = [_lineage(type(error)), str(error)[:500]]
         try:
             answer |= self.shared.message(is_end=not is_within)
         except BaseException as error:  # noqa: BLE001 - what it put into a list of the tests
-            answer["error"] = [_lineage(type(error)), str(error)[:500], {}]
+            answer["error"] = [_lineage(type(error)), str(error)[:500]]
         write_line(self.outgoing, answer)
-
-    def _attributes(self, error: BaseException) -> Json:
-        """Attributes of an error: ``missing`` of ``except Short as error: … error.missing``."""
-        try:
-            kinds = [kind for kind in type(error).__mro__ if kind.__module__ == "solution"]
-            own = [n for kind in kinds for n, v in vars(kind).items() if isinstance(v, property)]
-            names = [name for name in {**vars(error), **dict.fromkeys(own)} if name[:1] != "_"]
-            return {name: self._encoded(getattr(error, name)) for name in names[:MAX_ATTRIBUTES]}
-        except Exception:  # noqa: BLE001 - the program's own
-            return {}
 
     def _result(self, request: Json) -> Any:
         methods = {f.__name__: f for f in (self.load, self.get, self.leave, self.solve)}
