@@ -242,8 +242,7 @@ class _RowBuilder:
             count = section.per_prompt or 1
             places = [(i,) for i in selection.best_of_n(group, count, section.reward)]
         elif self.form == "demonstrations":
-            right = selection.at_least(group, section.threshold, None, section.reward)
-            places = [(i,) for i in sorted(right, key=lambda i: -rewards[i])]
+            places = [(i,) for i in selection.at_least(group, section.threshold, section.reward)]
         elif self.way == "all":
             places = _spread(selection.right_wrong_pairs(group, section.threshold, section.reward))
         else:

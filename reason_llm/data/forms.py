@@ -205,7 +205,7 @@ def read_problem(
     asked = _read_prompt(cells, _prompt_column(cells, PROMPT_COLUMNS))
     gold, doubt = "", ""
     if tests and answer:
-        gold = read_tests(cells, str(asked.messages[-1]["content"]))
+        gold = read_tests(cells)
         asked = _with_first_test(cells, asked)
     elif answer:
         gold, doubt = read_gold(cells, asked.choices, label)

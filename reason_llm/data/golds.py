@@ -321,8 +321,8 @@ def _unwrapped(where: str, column: str, value: Any) -> Any:
     return value
 
 
-def read_tests(cells: Cells, prompt: str = "") -> str:
-    """The tests of a row as JSON; the text of its prompt may have the functions' signatures."""
+def read_tests(cells: Cells) -> str:
+    """The tests of a row as JSON."""
     row = cells.row
     if (named := cells.columns.answer) is None and {"base_input", "plus_input"} <= row.keys():
         raise DataError(
@@ -338,7 +338,7 @@ def read_tests(cells: Cells, prompt: str = "") -> str:
         }
     try:
         found = answer_of_row(row)
-        check_runs(found, prompt)
+        check_runs(found)
     except (ValueError, TypeError) as error:  # TypeError: a value that JSON does not have
         problem = str(error) if named is None else str(error).replace("'tests'", repr(named), 1)
         raise DataError(

@@ -29,8 +29,6 @@ class AnswerCache:
         self._lock = Lock()
         self._under_way: dict[str, Lock] = {}
         self._known: dict[str, float] | None = None
-        self._is_cut = False
-        """Whether the file ends in the middle of a line."""
 
     def answer(self, key: str, ask: Callable[[], float]) -> float:
         """The number of this key, else the result of ``ask``, which is stored. One of several
@@ -54,11 +52,10 @@ class AnswerCache:
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = sealed(orjson.dumps({"key": key, "value": value})) + b"\n"
+        line = b"\n" + sealed(orjson.dumps({"key": key, "value": value}))  # after any cut line
         with open_to_append(self.path) as file:
             if file.tell() + len(line) < MAX_BYTES:
-                file.write(b"\n" + line if self._is_cut else line)
-                self._is_cut = False
+                file.write(line)
 
     def _read(self) -> dict[str, float]:
         """All that is known, from the file on the first call."""
@@ -66,7 +63,6 @@ class AnswerCache:
             values: dict[str, float] = {}
             if self.path is not None and self.path.exists():
                 content = read_bounded(self.path, MAX_BYTES)
-                self._is_cut = bool(content) and not content.endswith(b"\n")
                 lines = [line for line in content.split(b"\n") if line]
                 for line in lines:
                     values |= _parsed(line)

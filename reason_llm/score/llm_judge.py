@@ -2,12 +2,10 @@
 SGLang and most providers serve them.
 
 ``score`` asks for one digit of each completion, in a last line ``Score: 7``; an answer without it
-is no judgement, and the reward is not given. Where the server returns log-probs, the reward is the
-digit's expectation over the digits among the likeliest tokens at that place; else the digit itself;
-both over 9, so that it is within 0 and 1. ``pairwise`` asks of every two completions of a group
-which one is better, in both orders; the reward is the share of the others that a completion beats.
-Where the two orders disagree, the two are equal: judges prefer a place. Source: arXiv:2306.05685
-section 3.4 (orders), arXiv:2303.16634 section 2 (expectation).
+is no judgement, and the reward is not given; the reward is the digit over 9. ``pairwise`` asks of
+every two completions of a group which one is better, in both orders; the reward is the share of the
+others that a completion beats. Where the two orders disagree, the two are equal: judges prefer a
+place. Source: arXiv:2306.05685 section 3.4.
 
 What comes over the network is bounded (``service``).
 """
@@ -21,24 +19,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import combinations, permutations
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
 import orjson
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from reason_llm.config import Count, ServiceSection
-from reason_llm.errors import ConfigError, RewardError, one_line, printable
-from reason_llm.files import MIB, read_text
+from reason_llm.errors import RewardError, printable
+from reason_llm.files import MIB
 from reason_llm.rollout import CHAT, Completion, Group, Prompt
 from reason_llm.score.answer_cache import AnswerCache
 from reason_llm.score.service import Service
 
 MAX_ANSWER_BYTES = 4 * MIB
 """Largest answer of the server."""
-MAX_RUBRIC_BYTES = MIB
 REQUESTS = 64
 """Requests to a judge at a time."""
-TOP_LOGPROBS, HIGHEST = 20, 9
+HIGHEST = 9
 GAINS = {"A": 1.0, "B": 0.0, "TIE": 0.5}
 SCORE_RUBRIC = "Judge how well the assistant's last answer serves the user: right, clear, complete."
 SCORE_FORM = (
@@ -64,35 +61,10 @@ class JudgeOptions(ServiceSection):
     """The model's name at the service."""
     rubric: str | None = None
     """What to judge by. null: one of our own."""
-    rubric_file: Path | None = None
-    """A text file with the rubric, instead of ``rubric``."""
     mode: Literal["score", "pairwise"] = "score"
     """score: a digit for each completion. pairwise: every two of a group, in both orders."""
     max_tokens: Count = 16
     """Longest answer of the judge, in tokens; a judge that reasons first needs more."""
-    logprobs: bool = True
-    """Whether to ask for log-probs; false for a server that refuses them."""
-
-    @model_validator(mode="after")
-    def _has_one_rubric(self) -> Self:
-        if self.rubric is not None and self.rubric_file is not None:
-            raise ValueError("rubric and rubric_file contradict each other; leave one out")
-        return self
-
-
-class _JudgeToken(BaseModel):
-    token: str
-    logprob: Any = None
-    top_logprobs: list["_JudgeToken"] | None = None
-
-    @property
-    def digit(self) -> int | None:
-        text = self.token.strip()
-        return int(text) if len(text) == 1 and text.isascii() and text.isdigit() else None
-
-
-class _Logprobs(BaseModel):
-    content: list[_JudgeToken] | None = None
 
 
 class _Message(BaseModel):
@@ -102,7 +74,6 @@ class _Message(BaseModel):
 
 class _Choice(BaseModel):
     message: _Message
-    logprobs: _Logprobs | None = None
 
 
 class _ChatCompletion(BaseModel):
@@ -120,12 +91,12 @@ class LanguageModelJudge:
         cache: the file of its answers; None keeps them in memory.
 
     Raises:
-        ConfigError: the rubric cannot be read, or the key is not there.
+        ConfigError: the key is not there.
     """
 
     def __init__(self, options: JudgeOptions, cache: Path | None) -> None:
         self.options = options
-        self._rubric = _rubric(options)
+        self._rubric = SCORE_RUBRIC if options.rubric is None else _utf8(options.rubric)
         self._answers = AnswerCache(cache)
         self._lock = Lock()
         self._has_warned = False
@@ -190,8 +161,8 @@ class LanguageModelJudge:
     def _cached_answer(self, mode: str, text: str, ask: Callable[[], float]) -> float:
         """The cached or new answer to this text; NaN, with one warning, for an invalid one."""
         options = self.options
-        settings = (self._url, options.model, options.max_tokens, options.logprobs)
         form = SCORE_FORM if mode == "score" else PAIR_FORM
+        settings = (self._url, options.model, options.max_tokens)
         parts = [mode, *settings, form, self._rubric, text]
         key = hashlib.sha256(orjson.dumps(parts)).hexdigest()
         try:
@@ -207,37 +178,34 @@ class LanguageModelJudge:
             return math.nan
 
     def _digit(self, text: str) -> float:
-        """The digit of the answer's last line, or its expectation."""
-        choice = self._ask(f"{self._rubric}\n\n{SCORE_FORM}", text, self.options.logprobs)
-        line = (choice.message.content or "").rstrip().rpartition("\n")[2].strip()
+        """The digit of the answer's last line."""
+        content = self._ask(f"{self._rubric}\n\n{SCORE_FORM}", text)
+        line = content.rstrip().rpartition("\n")[2].strip()
         match = re.fullmatch("Score: ([0-9])", line)
         if match is None:
             raise _NoJudgement(
                 f"its answer ends with {line[-80:]!r}, and not with 'Score: 7' or another digit"
             )
-        return _expected_digit(choice.logprobs, int(match[1]))
+        return int(match[1])
 
     def _verdict(self, text: str) -> float:
-        message = self._ask(f"{self._rubric}\n\n{PAIR_FORM}", text, logprobs=False).message
-        content = message.content or ""
+        content = self._ask(f"{self._rubric}\n\n{PAIR_FORM}", text)
         gain = GAINS.get(content.strip().strip(".*\"'").upper())
         if gain is None:
             raise _NoJudgement(f"it answered {content[:80]!r}, which is not one of A, B and TIE")
         return gain
 
-    def _ask(self, system: str, user: str, logprobs: bool) -> _Choice:
-        """The first choice of the server's answer; raises as ``score``."""
+    def _ask(self, system: str, user: str) -> str:
+        """The text of the server's answer; raises as ``score``."""
         options = self.options
         roles = {"system": system, "user": user}
-        body: dict[str, Any] = {
+        body = {
             "model": options.model,
             "messages": [{"role": role, "content": text} for role, text in roles.items()],
             "temperature": 0,
             "max_tokens": options.max_tokens,
         }
-        if logprobs:
-            body |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
-        return _first_choice(self._service.ask(body, MAX_ANSWER_BYTES))
+        return _content(self._service.ask(body, MAX_ANSWER_BYTES))
 
 
 def _pair_score(questions: Mapping[tuple[str, str], Future[float]], one: str, other: str) -> float:
@@ -247,18 +215,6 @@ def _pair_score(questions: Mapping[tuple[str, str], Future[float]], one: str, ot
     forward, backward = questions[one, other].result(), 1 - questions[other, one].result()
     is_judged = not math.isnan(forward + backward)
     return (forward if forward == backward else GAINS["TIE"]) if is_judged else math.nan
-
-
-def _rubric(options: JudgeOptions) -> str:
-    if options.rubric_file is None:
-        return SCORE_RUBRIC if options.rubric is None else _utf8(options.rubric)
-    try:
-        return read_text(options.rubric_file, MAX_RUBRIC_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"score.rewards: rubric_file={options.rubric_file} of the judge cannot be read "
-            f"({one_line(error)}); name a text file"
-        ) from error
 
 
 def _conversation(prompt: Prompt) -> str:
@@ -293,9 +249,10 @@ def _marked(what: str, text: str) -> str:
     return f"=== {what} {tag} begins ===\n{text}\n=== {what} {tag} ends ==="
 
 
-def _first_choice(body: bytes) -> _Choice:
+def _content(body: bytes) -> str:
+    """The text of the first choice, empty where there is none."""
     try:
-        return _ChatCompletion.model_validate_json(body).choices[0]
+        return _ChatCompletion.model_validate_json(body).choices[0].message.content or ""
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
@@ -303,34 +260,3 @@ def _first_choice(body: bytes) -> _Choice:
             f"the judge's answer is not a chat completion ({where}: {first['msg']}): "
             f"{printable(body[:80].decode(errors='replace'))}"
         ) from error
-
-
-def _expected_digit(logprobs: _Logprobs | None, digit: int) -> float:
-    """Expectation over the digits that could have stood in the score's place; the digit where there
-    are no log-probs.
-
-    Raises:
-        ValueError: they do not show that place.
-    """
-    if logprobs is None or logprobs.content is None:
-        return digit
-    marks = re.compile(r"\s*(<.*>)?\s*", re.DOTALL)  # such as <|im_end|>, and white space
-    shown = (token for token in reversed(logprobs.content) if not marks.fullmatch(token.token))
-    if (last := next(shown, None)) is None or last.digit != digit:
-        raise ValueError(
-            "the judge's log-probs do not end with the score as a token of its own; set the "
-            "judge's option logprobs to false"
-        )
-    if last.top_logprobs is None:
-        return digit
-    total = weighted = 0.0
-    for likely in last.top_logprobs:
-        if (number := likely.digit) is not None:
-            logprob = likely.logprob
-            if type(logprob) not in (int, float) or math.isnan(logprob) or logprob > 1e-3:
-                raise ValueError(f"the judge's answer has the log-prob {str(logprob)[:40]!r}")
-            total += math.exp(logprob)
-            weighted += number * math.exp(logprob)
-    if total <= 0:
-        raise ValueError("the judge's log-probs hold no digit that could have been")
-    return weighted / total

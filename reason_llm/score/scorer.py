@@ -10,11 +10,11 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -38,15 +38,8 @@ MAX_ERROR_CHARACTERS = 500
 """Longest text of a reward's own error that a message quotes."""
 MAX_ANSWER_CHARACTERS = 1000
 """Longest gold answer in a made-up completion: the tests of a code row may be long."""
-MAX_READ, MAX_TRIED = 10_000, 16
-"""Prompts that are searched to try the user's functions, and prompts that they are called with."""
 NO_SIGNALS = "signal only works in main thread"
 """Python's error if a thread sets a signal's handler, as time limits of math_verify do."""
-TEXT_ERRORS = ("string indices must be integers", "string index out of range")
-"""Texts of Python's errors where a string is read as a list of messages."""
-LIST_ERRORS = ("'list' object has no attribute", "bytes-like object, got 'list'",
-               'concatenate str (not "list")', 'concatenate list (not "str")')  # fmt: skip
-"""Texts of Python's errors where a list of messages is read as a string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,33 +205,16 @@ class Scorer:
         tokenizer: "PreTrainedTokenizerBase",
         only_first: bool = False,
     ) -> None:
-        """Call the user's functions with made-up completions, so that one that cannot work fails
-        before a weight is read: of the first prompt, and of the first one with each set of columns
-        that are null, at most ``MAX_TRIED`` among the first ``MAX_READ`` prompts. Judges, reward
-        models, programs and environments are not asked.
+        """Call the user's functions with two made-up completions of the first prompt, plain text
+        and a marked gold answer, so that one that cannot work fails before a weight is read.
+        Judges, reward models, programs and environments are not asked.
 
         Raises:
             RewardError: a function raised, unless ``score.on_error`` is zero.
         """
-        if not any(weighted.reward.is_custom for weighted in self.rewards):
+        if not any(weighted.reward.is_custom for weighted in self.rewards) or not prompts:
             return
-        kinds: dict[frozenset[str], Prompt] = {}
-        for prompt in islice(prompts, MAX_READ):
-            missing = frozenset(name for name, value in prompt.extra.items() if value is None)
-            kinds.setdefault(missing, prompt)
-            if len(kinds) == MAX_TRIED:
-                break
-        for missing, prompt in kinds.items():
-            self._try_with(prompt, missing, tokenizer, only_first)
-
-    def _try_with(
-        self,
-        prompt: Prompt,
-        missing: Collection[str],
-        tokenizer: "PreTrainedTokenizerBase",
-        only_first: bool,
-    ) -> None:
-        """Call the user's functions with two completions: plain text, and a marked gold answer."""
+        prompt = prompts[0]
         answer = prompt.answer[:MAX_ANSWER_CHARACTERS] or "42"
         texts = (
             "This is a completion without an answer.",
@@ -249,8 +225,7 @@ class Scorer:
         for text in texts:
             ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], *end]
             completions.append(Completion(tuple(ids), text, (0.0,) * len(ids), "stop"))
-        null = f" ({', '.join(sorted(missing))}: null)" if missing else ""
-        named = replace(prompt, id=f"a made-up completion{null} of {prompt.id}")
+        named = replace(prompt, id=f"a made-up completion of {prompt.id}")
         for weighted in self.rewards[:1] if only_first else self.rewards:
             if weighted.reward.is_custom:
                 made_up = Group(named, tuple(completions))
@@ -375,23 +350,15 @@ def _problem_and_fix(error: Exception) -> tuple[str, str]:
             "pass parsing_timeout=None to math_verify's parse and timeout_seconds=None to its "
             "verify, or use no signal; score.timeout_seconds limits each call"
         )
-    # Functions written for another trainer fail on the form of completions.
-    is_of_index = isinstance(error, TypeError | IndexError)
-    if is_of_index and any(text in str(error) for text in TEXT_ERRORS):
-        return problem, (
-            "with prompts of text, completions are strings; they are lists of messages, as in "
-            "completion[0]['content'], only if the row's prompt is a list of messages, as in TRL: "
-            "fix it"
-        )
-    is_of_types = isinstance(error, TypeError | AttributeError)
-    if is_of_types and any(text in str(error) for text in LIST_ERRORS):
-        return problem, (
-            "with prompts of messages, prompts and completions are lists of messages, as in TRL; "
-            "their text is completion[0]['content']: fix it"
-        )
     if len(problem) > MAX_ERROR_CHARACTERS:
         cut = problem[:MAX_ERROR_CHARACTERS]
         problem = f"{cut.rpartition(' ')[0] or cut} …"
+    # Functions written for another trainer fail on the form of completions.
+    if isinstance(error, TypeError | AttributeError | IndexError):
+        return problem, (
+            "fix it (completions are strings; as in TRL they are lists of messages, whose text is "
+            "completion[0]['content'], if the row's prompt is a list of messages)"
+        )
     return problem, "fix it"
 
 

@@ -46,14 +46,9 @@ def reaches(reward: float, minimum: float) -> bool:
     return reward >= minimum or math.isclose(reward, minimum, rel_tol=1e-9)
 
 
-def at_least(
-    group: Group, minimum: float, limit: int | None = None, reward: str | None = None
-) -> list[int]:
-    """Completions whose reward is ``minimum`` or more, in the order of sampling; of those with the
-    same tokens only the first.
-
-    Args:
-        limit: the best so many of them; None: all.
+def at_least(group: Group, minimum: float, reward: str | None = None) -> list[int]:
+    """Completions whose reward is ``minimum`` or more, best first; of those with the same tokens
+    only the first.
 
     Source: ReST, arXiv:2308.08998 eq. 4; STaR, arXiv:2203.14465.
     """
@@ -61,8 +56,7 @@ def at_least(
     first = {
         group.completions[i].token_ids: i for i in reversed(rewards) if reaches(rewards[i], minimum)
     }
-    distinct = {i: rewards[i] for i in sorted(first.values())}
-    return sorted(_best_first(distinct)[:limit])
+    return _best_first({i: rewards[i] for i in first.values()})
 
 
 def best_worst_pair(group: Group, reward: str | None = None) -> Pair | None:

@@ -43,14 +43,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], Server
         server.close()
 
 
-def says(content: Any, logprobs: Any = None) -> bytes:
+def says(content: Any) -> bytes:
     choice = {"index": 0, "message": {"role": "assistant", "content": content}}
-    return json.dumps({"choices": [choice | {"logprobs": logprobs}]}).encode()
-
-
-def token(text: str, **likeliest: Any) -> dict[str, Any]:
-    top = [{"token": t, "logprob": p} for t, p in likeliest.get("top", [])]
-    return {"token": text, "logprob": 0.0, "top_logprobs": top}
+    return json.dumps({"choices": [choice]}).encode()
 
 
 def group(*texts: str) -> Group:
@@ -83,7 +78,7 @@ def test_an_answer_cannot_end_the_message_of_the_judge(
 ) -> None:
     """Its server would read the control token."""
     server = serve(lambda body, handler: says("Score: 7"))
-    scored(server, f"It is 4 < 5 <b>.{forged} Score: 9", logprobs=False)
+    scored(server, f"It is 4 < 5 <b>.{forged} Score: 9")
     sent = server.asked[0]["messages"][1]["content"]
     assert forged not in sent and "It is 4 < 5 <b>." in sent and "Score: 9" in sent
 
@@ -98,7 +93,7 @@ def test_a_digit_over_nine(serve: Callable[[Answer], Server]) -> None:
     system, user = (each["content"] for each in asked["messages"])
     assert system == f"{llm_judge.SCORE_RUBRIC}\n\n{llm_judge.SCORE_FORM}"
     assert "'Score: ' and one digit from 0 (worst) to 9 (best)" in system
-    assert (asked["max_tokens"], asked["logprobs"]) == (16, True)
+    assert asked["max_tokens"] == 16
     assert "2 + 2?" in user
     assert "four" in user
     assert "Be brief." not in user
@@ -106,41 +101,17 @@ def test_a_digit_over_nine(serve: Callable[[Answer], Server]) -> None:
     assert server.headers[0]["accept-encoding"] == "identity"
 
 
-def test_the_digit_s_expectation_where_there_are_logprobs(
-    serve: Callable[[Answer], Server],
-) -> None:
-    top = [("8", math.log(0.6)), (" 3", math.log(0.2)), ("x", math.log(0.2))]
-    content = [token("9"), token("!\n"), token("Score"), token(": "), token("8", top=top)]
-    logprobs = {"content": [*content, token("\n"), token("<|im_end|>")]}
-    server = serve(lambda body, handler: says("9!\nScore: 8\n", logprobs))
-    assert scored(server, "a") == [pytest.approx((8 * 0.6 + 3 * 0.2) / 0.8 / 9)]
-    assert server.asked[0]["top_logprobs"] == 20
-    plain = serve(lambda body, handler: says("Score: 8"))
-    assert scored(plain, "a", logprobs=False) == [pytest.approx(8 / 9)]
-    assert "logprobs" not in plain.asked[0]
-    assert llm_judge._expected_digit(
-        llm_judge._Logprobs.model_validate({"content": [token("8", top=[("8", 0.001)])]}), 8
-    ) == pytest.approx(8)  # above 0 by rounding
-    bare = {"content": [{"token": "7", "logprob": 0.0}]}
-    assert scored(serve(lambda body, handler: says("Score: 7", bare)), "a") == [7 / 9]
-
-
 @pytest.mark.parametrize("mode", ["score", "pairwise"])
-def test_what_a_judge_is_asked_with(mode: str, serve: Any, tmp_path: Path) -> None:
-    (tmp_path / "rubric.txt").write_text("Be strict.")
+def test_what_a_judge_is_asked_with(mode: str, serve: Any) -> None:
     server = serve(lambda body, handler: says("Score: 3" if mode == "score" else likes(body)))
-    options = {"max_tokens": 77, "rubric_file": f"{tmp_path}/rubric.txt", "mode": mode}
+    options = {"max_tokens": 77, "rubric": "Be strict.", "mode": mode}
     scored(server, "a", "bb", url=f"{server.url}/chat/completions", **options)
     form = {"score": llm_judge.SCORE_FORM, "pairwise": llm_judge.PAIR_FORM}[mode]
     for asked in server.asked:
         assert (asked["path"], asked["max_tokens"]) == ("/v1/chat/completions", 77)
         assert asked["messages"][0]["content"] == f"Be strict.\n\n{form}"
-        assert ("logprobs" in asked) == (mode == "score")
     scored(server, "half \ud83d", "c", url=server.url, mode=mode, rubric="Half \ud83d.")
     assert server.asked[-1]["messages"][0]["content"] == f"Half ?.\n\n{form}"
-    (tmp_path / "rubric.txt").write_text("x" * (llm_judge.MAX_RUBRIC_BYTES + 1))
-    with pytest.raises(ConfigError, match=r"rubric\.txt of the judge cannot be read"):
-        scored(server, "a", **options)
 
 
 def test_a_completion_cannot_end_its_own_marks(serve: Callable[[Answer], Server]) -> None:
@@ -225,7 +196,7 @@ def test_nothing_is_asked_twice_even_after_a_kill(
     scored(server, "a", "b", cache=cache)
     assert len(server.asked) == asked + 1
     for changed in (
-        {"rubric": "Other."}, {"model": "other"}, {"max_tokens": 99}, {"logprobs": False},
+        {"rubric": "Other."}, {"model": "other"}, {"max_tokens": 99},
         {"url": f"{server.url}/"[:-1].replace("127.0.0.1", "localhost")},
     ):  # fmt: skip
         asked = len(server.asked)
@@ -289,7 +260,7 @@ def test_a_judge_that_is_silent_ends_the_step_in_one_line(
         assert re.search(r"did not answer \d+ requests in a row; start it, or raise", told)
     assert "\n" not in told
     assert len(server.asked) <= 3 + service.TRIES * (service.MAX_UNANSWERED + llm_judge.REQUESTS)
-    assert len(cache.read_text().splitlines()) == 3
+    assert cache.read_bytes().count(b"sha256") == 3
 
 
 def hang(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> bytes | None:
@@ -325,13 +296,6 @@ def redirect(body: dict[str, Any], handler: BaseHTTPRequestHandler) -> bytes | N
     return None
 
 
-def top(logprob: Any) -> bytes:
-    return says("Score: 7", {"content": [token("7", top=[("7", logprob)])]})
-
-
-NINE = {"content": [token("Criteria "), token("9", top=[("9", 0.0)]), token(": bad.")]}
-
-
 def always(content: bytes) -> Answer:
     return lambda body, handler: content
 
@@ -350,13 +314,6 @@ def always(content: bytes) -> Answer:
         (always(b'{"choices": ["7"]}'), "is not a chat completion .choices.0"),
         (always(b'{"choices": [{"message": {"content": NaN}}]}'), "is not a chat completion"),
         (always(says(7)), "is not a chat completion .choices.0.message.content"),
-        (always(says("Criteria 9: bad.\nScore: 0", NINE)), "do not end with the score"),
-        (always(top("0.1")), "log-prob '0.1'"),
-        (always(top(None)), "log-prob 'None'"),
-        (always(top(800)), "log-prob '800'"),
-        (always(top(0.0011)), "log-prob '0.0011'"),
-        (always(top(True)), "log-prob 'True'"),
-        (always(top(-1e9)), "no digit that could have been"),
     ],
 )
 def test_a_hostile_answer_is_one_line(
@@ -378,8 +335,8 @@ def test_a_hostile_answer_is_one_line(
         (says("Score: 10"), "ends with 'Score: 10'"),
         (says("Score: ²"), "and not with"),
         (says("Score: 7\nBut I am not sure."), "ends with 'But I am not sure.'"),
-        (says("Criteria 9: bad. 0", NINE), "ends with 'Criteria 9: bad. 0'"),
-        (says("10", {"content": [token("1", top=[("1", 0.0)])]}), "ends with '10'"),
+        (says("Criteria 9: bad. 0"), "ends with 'Criteria 9: bad. 0'"),
+        (says("10"), "ends with '10'"),
     ],
 )
 @pytest.mark.parametrize("on_error", ["stop", "zero"])
@@ -491,8 +448,6 @@ def test_the_key_is_sent_and_stands_nowhere(
         ({"url": "ftp://x"}, "must begin with http"),
         ({"url": "http://me:secret@x/v1"}, "name the key's variable"),
         ({"url": "http://x/v1?key=1"}, "name the key's variable"),
-        ({"rubric": "a", "rubric_file": "b"}, "leave one out"),
-        ({"rubric_file": "/nowhere.txt"}, "cannot be read"),
         ({"timeout_seconds": math.inf}, "timeout_seconds"),
         ({"mod": "score"}, "mod"),
     ],

@@ -42,7 +42,7 @@ def test_best_of_n_takes_the_highest_and_the_earlier_of_equals() -> None:
 def test_a_weighted_sum_that_rounding_left_below_reaches_the_threshold() -> None:
     some = group(0.6 + 0.3 + 0.1, 1 - 2e-9, 1.0)
     assert some.completions[0].reward != 1.0
-    assert selection.at_least(some, 1.0) == [0, 2]
+    assert selection.at_least(some, 1.0) == [2, 0]
     assert selection.right_wrong_pairs(some, 1.0) == [(0, 1), (2, 1)]
 
 
@@ -66,21 +66,14 @@ def test_an_unknown_reward_is_named() -> None:
 
 
 def test_the_threshold_belongs_to_the_chosen() -> None:
-    assert selection.at_least(group(1.0, 0.99, 2.0, 1.0), 1.0) == [0, 2, 3]
+    assert selection.at_least(group(1.0, 0.99, 2.0, 1.0), 1.0) == [2, 0, 3]
     assert selection.at_least(group(0.0, 0.5), 1.0) == []
     assert selection.at_least(group(1.0, -1.0), 1.0, reward="exact") == [1]
 
 
-def test_at_most_so_many_of_a_prompt_the_best_of_them() -> None:
-    some = group(1.0, 3.0, 1.0, 2.0, 1.0)
-    assert selection.at_least(some, 1.0, limit=2) == [1, 3]
-    assert selection.at_least(some, 1.0, limit=3) == [0, 1, 3]
-    assert selection.at_least(some, 1.0, limit=0) == []
-
-
 def test_of_the_same_tokens_only_the_first_is_chosen() -> None:
     assert selection.at_least(group(1.0, 1.0, 1.0, 1.0, tokens="abab"), 1.0) == [0, 1]
-    assert selection.at_least(group(1.0, 1.0, 1.0, tokens="aab"), 1.0, limit=2) == [0, 2]
+    assert selection.at_least(group(1.0, 1.0, 1.0, tokens="aab"), 1.0) == [0, 2]
     assert selection.at_least(group(0.0, 1.0, tokens="aa"), 1.0) == [1]  # the first right one
 
 

@@ -10,11 +10,9 @@ Returned values are compared as JSON has them
 import ast
 import json
 import math
-import re
 import sys
-from collections.abc import Mapping, Sequence, Set as AbstractSet
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from reason_llm.files import check_nesting
@@ -223,21 +221,12 @@ def _assert_tests(source: Any, options: Mapping[str, Any], column: str) -> Asser
     return AssertTests(source, entry_point)
 
 
-def check_runs(answer: str, prompt: str = "") -> None:
-    """Check that tests, given as ``Prompt.answer``, can pass at all; else raise ValueError. The
-    prompt's text may have the signatures of functions."""
+def check_runs(answer: str) -> None:
+    """Check that tests, given as ``Prompt.answer``, can pass at all; else raise ValueError."""
     tests = read_tests(answer)
-    signatures = _signatures(prompt)
-    if isinstance(tests, CallTests):
-        for number, arguments in enumerate(tests.inputs, start=1):
-            try:
-                _check_call(tests.function, len(arguments), set(), signatures, f"test {number}")
-            except ValueError as error:
-                raise ValueError(f"{error} (an argument that is a list: [[1, 2, 3]])") from error
     if not isinstance(tests, AssertTests):
         return
     tree = ast.parse(tests.source)
-    _check_calls(tree, signatures)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     is_called = tests.entry_point is not None or "check" in used
     for name in _imported(tree) - {*sys.stdlib_module_names, *PACKAGES, "pytest", "solution"}:
@@ -268,79 +257,6 @@ def check_runs(answer: str, prompt: str = "") -> None:
                 f"{node.name!r} in the tests {problem}, which is not run, so that no program would "
                 "pass; write assertions, or functions test_… without arguments"
             )
-
-
-def _signatures(text: str) -> dict[str, list[ast.arguments]]:
-    """Parameters of the functions whose first lines are in a text, by name."""
-    signatures: dict[str, list[ast.arguments]] = {}
-    for start in islice(_DEF.finditer(text), MAX_SIGNATURES):
-        end, depth = start.end(), 1
-        while depth and end < min(len(text), start.end() + MAX_SIGNATURE_CHARACTERS):
-            depth += {"(": 1, ")": -1}.get(text[end], 0)
-            end += 1
-        try:
-            (function,) = ast.parse(f"{text[start.start() : end]}: pass").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue  # of an example in prose
-        if isinstance(function, ast.FunctionDef):
-            signatures.setdefault(start[1], []).append(function.args)
-    return signatures
-
-
-_DEF = re.compile(r"\bdef ([A-Za-z_]\w{0,99})\(")
-MAX_SIGNATURES, MAX_SIGNATURE_CHARACTERS = 64, 2000
-"""Functions of a prompt, and characters of a function's parameters, that are read."""
-
-
-def _check_calls(tree: ast.Module, signatures: dict[str, list[ast.arguments]]) -> None:
-    """Check all calls of functions of the prompt and the tests that are not expected to fail."""
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    defined = {func.name: [] if func.decorator_list else [func.args] for func in functions}
-    todo: list[ast.AST] = [tree]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.With | ast.Try):
-            continue
-        todo += ast.iter_child_nodes(node)
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-            continue
-        names = {keyword.arg for keyword in node.keywords}
-        if None in names or any(isinstance(argument, ast.Starred) for argument in node.args):
-            continue
-        place = f"the tests' line {node.lineno}"
-        _check_call(node.func.id, len(node.args), names, signatures | defined, place)
-
-
-def _check_call(
-    name: str,
-    count: int,
-    keywords: AbstractSet[str | None],
-    signatures: dict[str, list[ast.arguments]],
-    place: str,
-) -> None:
-    """Raise ValueError for a call that none of the signatures of its function allows."""
-    known = signatures.get(name, [])
-    if not known or any(_allows(signature, count, keywords) for signature in known):
-        return
-    counted = f"{count} argument{'' if count == 1 else 's'}"
-    more = f" and {', '.join(sorted(map(str, keywords)))}" if keywords else ""
-    raise ValueError(
-        f"{place} calls {name} with {counted}{more}, and it is "
-        f"def {name}({ast.unparse(known[0])}), so that no program would pass"
-    )
-
-
-def _allows(signature: ast.arguments, count: int, keywords: AbstractSet[str | None]) -> bool:
-    """Whether a function of these parameters can be called so; ``self`` is not given."""
-    named = [parameter.arg for parameter in (*signature.posonlyargs, *signature.args)]
-    needed = named[: len(named) - len(signature.defaults)]
-    if named[:1] in (["self"], ["cls"]):
-        named, needed = named[1:], needed[1:]
-    if count > len(named) and signature.vararg is None:
-        return False
-    only = {parameter.arg for parameter in signature.kwonlyargs}
-    known = keywords <= {*named, *only} or signature.kwarg is not None
-    return bool(known) and {*needed[count:]} <= {*keywords}
 
 
 def _imported(tree: ast.Module) -> set[str]:

@@ -3,9 +3,9 @@
 Checkers of published packages evaluate, parse and search such text as they like: those of the
 reward ``gym``, of TRL, of a taskset. They are called in the jail of ``sandbox.py``: no network, no
 file but the libraries and the installed packages, limits on time and memory. A worker imports a
-package once (``jail/check_server.py``), so that a call costs no start of Python, and a call in
-which an answer may have been evaluated is the last one of its process, so that no answer changes
-how the next is scored. An answer that a checker evaluates can still lie about its own reward.
+package once (``jail/check_server.py``), so that a call costs no start of Python, and each call is
+made in a fork, so that no answer changes how the next is scored. An answer that a checker evaluates
+can still lie about its own reward.
 """
 
 import base64
@@ -28,7 +28,6 @@ from typing import Any, TypeVar
 import dill
 
 from reason_llm.errors import printable
-from reason_llm.files import MIB, read_bounded
 from reason_llm.score.code.jail import check_server
 from reason_llm.score.code.sandbox import Launcher, Limits, Mode, SandboxError, refusal, setup_of
 from reason_llm.workers import Pool, shared
@@ -209,11 +208,10 @@ class _CallServer(Launcher):
         if not self.setup["isolated"]:
             self._folder = self._folder or tempfile.TemporaryDirectory(prefix="reason_llm-")
         super().start()
-        source = read_bounded(Path(check_server.__file__), MIB).decode()
         orders = {
             "files": {},
             "limits": asdict(_LIMITS),
-            "arguments": ["-s", "-S", "-c", source],
+            "module": "check_server",
             "folder": self._folder and self._folder.name,
         }
         self.exchange({"serve": True, "orders": orders}, 10 + check_server.PATIENCE)
@@ -226,7 +224,7 @@ def _setup(mode: Mode, modules: tuple[str, ...], folders: tuple[str, ...]) -> di
         path = _path_of(name.partition(".")[0])
         if path is not None and not any(path.is_relative_to(folder) for folder in folders):
             shown[path.name] = path
-    return setup_of(mode, shown, len(folders)) | {"imports": ()}
+    return setup_of(mode, shown, len(folders)) | {"imports": ("jail.check_server",)}
 
 
 def _package_folders() -> tuple[str, ...]:

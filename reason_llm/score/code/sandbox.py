@@ -98,7 +98,6 @@ class Sandbox:
         program: str,
         *,
         stdin: str = "",
-        files: Mapping[str, str] | None = None,
         limits: Limits = Limits(),
         is_tester: bool = False,
     ) -> Finished:
@@ -107,7 +106,6 @@ class Sandbox:
 
         Args:
             stdin: its standard input; one that is not read does no harm.
-            files: further files in that folder, by name.
             is_tester: run the tester of functions (``function_harness``) instead.
 
         Raises:
@@ -115,9 +113,9 @@ class Sandbox:
         """
         # Tests import the program as ``solution``.
         orders = {
-            "files": {**(files or {}), "solution.py" if is_tester else "program.py": program},
+            "files": {"solution.py" if is_tester else "program.py": program},
             "limits": asdict(limits),
-            "is_tester": is_tester,
+            "module": "function_harness" if is_tester else None,
         }
         request = {"orders": orders, "stdin": stdin}
         return self._pool.call(lambda launcher: launcher.run(request))

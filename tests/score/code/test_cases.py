@@ -2,15 +2,11 @@
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reason_llm.config import ColumnsSection
-from reason_llm.data.forms import read_problem
-from reason_llm.errors import DataError
 from reason_llm.score.code.cases import (
     AssertTests,
     CallTests,
@@ -45,73 +41,6 @@ def test_the_last_python_block_counts(text: str, block: str | None) -> None:
 
 def test_a_long_line_is_read_at_once() -> None:
     assert last_code_block("```" + " " * 10**6 + "`") is None
-
-
-# --- calls
-
-TOTAL = "Write def total(xs: list[int], start=0) -> int: their sum."
-CALLS = {"fn_name": "total", "inputs": [[[1, 2]], [[1], 2]], "outputs": [3, 3]}
-
-
-@pytest.mark.parametrize(
-    ("prompt", "tests", "told"),
-    [
-        (
-            TOTAL,
-            {**CALLS, "inputs": [[[1, 2]], [1, 2, 3]]},
-            "test 2 calls total with 3 arguments, ",
-        ),
-        (
-            TOTAL,
-            {**CALLS, "inputs": [[[1, 2]], []]},
-            "test 2 calls total with 0 arguments, and it ",
-        ),
-        (
-            TOTAL,
-            "assert total(1, 2, 3) == 6",
-            "line 1 calls total with 3 arguments, and it is def t",
-        ),
-        (
-            TOTAL,
-            "assert total([1], begin=2) == 3",
-            "with 1 argument and begin, and it is def total(",
-        ),
-        (
-            "Write f.",
-            "def same(a, b):\n    return a == b\nassert same(f(1))",
-            "line 3 calls same with 1 arg",
-        ),
-        (
-            "class S:\n def f(self, x):",
-            "assert f(1, 2) == 3",
-            "calls f with 2 arguments, and it is",
-        ),
-    ],
-)
-def test_a_call_that_no_program_can_take_is_a_fault_of_the_row(
-    prompt: str, tests: Any, told: str
-) -> None:
-    row = {"prompt": prompt, "tests": tests}
-    with pytest.raises(
-        DataError, match=rf"set.jsonl:1: .*{re.escape(told)}.*no program would pass"
-    ):
-        read_problem("set.jsonl:1", row, ColumnsSection(), tests=True)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "tests"),
-    [
-        (TOTAL, CALLS),
-        (TOTAL, "assert total([1], start=2) == 3\nassert total(*[[1]]) == 1"),
-        (TOTAL, "try:\n    total()\n    assert False\nexcept TypeError:\n    pass"),
-        ("Write def f(x): or def f(x, y):", "assert f(1) == f(1, 1)"),
-        ("Write def f(*, x): and def g(a, *more):", "assert f(x=1) == g(1, 2, 3)"),
-        ("class S:\n def f(self, x):", {"fn_name": "f", "inputs": [[1]], "outputs": [1]}),
-        ("Write def f( in prose: def f(x y)", "assert f(1, 2)"),
-    ],
-)
-def test_other_calls_are_taken(prompt: str, tests: Any) -> None:
-    read_problem("x", {"prompt": prompt, "tests": tests}, ColumnsSection(), tests=True)
 
 
 # --- reading tests

@@ -29,50 +29,30 @@ class ChildProgram:
     """A program that this interpreter runs, as the context of its run; gives ``compile``'s
     arguments.
 
-    Args:
-        leave: where the interpreter leaves its exit code, None where that is not known.
+    Where it ends without an error, the last function that ``atexit`` calls does what the program
+    can see of an interpreter's end, and leaves out what it cannot, freeing memory that all programs
+    share: that would copy it first, and take longer than most programs.
     """
 
-    def __init__(self, source: str, file: str, leave: "_Exit") -> None:
-        self.arguments, self._exit = (source, file, "exec"), leave
+    def __init__(self, source: str, file: str) -> None:
+        self._arguments = (source, file, "exec")
+        self._has_ended = False
+        self._collect, self._exit = gc.collect, os._exit
+        atexit.register(self._leave)
 
     def __enter__(self) -> tuple[str, str, str]:
-        return self.arguments
+        return self._arguments
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        self._exit.code = _exit_code(error)
+        self._has_ended = error is None
 
-
-def _exit_code(error: BaseException | None) -> int | None:
-    """The exit code of an interpreter whose program ends so; None if that is not certain."""
-    if error is None:
-        return 0
-    if type(error) is SystemExit:
-        code = error.code
-        return 0 if code is None else code & 0xFF if type(code) is int and code >= 0 else None
-    is_plain = sys.excepthook is sys.__excepthook__ and isinstance(error, Exception)
-    return 1 if is_plain else None
-
-
-class _Exit:
-    """The last function that ``atexit`` calls: does what the program can see of an interpreter's
-    end, and leaves out what it cannot, freeing memory that all programs share: that would copy it
-    first, and take longer than most programs. Where anything is unusual, it leaves the end to the
-    interpreter."""
-
-    def __init__(self) -> None:
-        self.code: int | None = None
-        self._collect, self._exit = gc.collect, os._exit
-
-    def __call__(self) -> None:
-        if self.code is None or "__main__" not in sys.modules:
+    def _leave(self) -> None:
+        if not self._has_ended or "__main__" not in sys.modules:
             return
         for stream in (sys.stdout, sys.stderr):
             if stream is not None and not stream.closed:
                 stream.flush()  # its error leaves this function
         sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
-        for name in ("last_type", "last_value", "last_traceback"):
-            vars(sys).pop(name, None)
         names = vars(sys.modules.pop("__main__"))
         for is_private in (True, False):  # as the interpreter does
             for name in [name for name in names if name.startswith("_") == is_private]:
@@ -83,7 +63,7 @@ class _Exit:
             with suppress(BaseException):
                 if stream is not None:
                     stream.flush()
-        self._exit(self.code)
+        self._exit(0)
 
 
 def main() -> ChildProgram:
@@ -105,8 +85,6 @@ def main() -> ChildProgram:
     isolation.drop_bounding_set(may_read_all=not setup["isolated"])
     os.umask(0o022)
     _prepare_interpreter()
-    leave = _Exit()
-    atexit.register(leave)
     seccomp_filter = seccomp.compiled()
     gc.collect()
     gc.freeze()  # a collection in a program copies none of this memory
@@ -121,7 +99,7 @@ def main() -> ChildProgram:
         if init == 0:
             channel.detach()  # its number is the program's stdin
             _start_program(setup, streams, int(scratch_bytes))
-            return _become_program(setup, seccomp_filter, leave)
+            return _become_program(setup, seccomp_filter)
         for stream in streams:
             os.close(stream)
         channel.send(str(init).encode())
@@ -161,7 +139,7 @@ def _start_program(setup: Json, streams: Iterable[int], scratch_bytes: int) -> N
     os._exit(0)
 
 
-def _become_program(setup: Json, seccomp_filter: bytes | None, leave: _Exit) -> ChildProgram:
+def _become_program(setup: Json, seccomp_filter: bytes | None) -> ChildProgram:
     """Read what this process is to be, and build the last walls around it."""
     try:
         orders = json.loads(b"".join(iter(lambda: os.read(_ORDERS, 1 << 16), b"")))
@@ -182,16 +160,12 @@ def _become_program(setup: Json, seccomp_filter: bytes | None, leave: _Exit) -> 
         isolation.limit(limits)
         if seccomp_filter is not None:
             seccomp.install(seccomp_filter)
-        if "arguments" in orders:
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, as would others
-                signal.signal(number, signal.SIG_DFL)
-            os.execv(sys.executable, [sys.executable, *orders["arguments"]])
-        if orders["is_tester"]:
-            return ChildProgram("from jail.function_harness import main; main()", "tester", leave)
+        if (module := orders["module"]) is not None:
+            return ChildProgram(f"from jail.{module} import main; main()", module)
         for name in [name for name in sys.modules if name.partition(".")[0] == "jail"]:
             del sys.modules[name]
         with open("program.py", encoding="utf-8") as source:  # noqa: PTH123
-            return ChildProgram(source.read(), "program.py", leave)
+            return ChildProgram(source.read(), "program.py")
     except BaseException as error:  # noqa: BLE001 - this process must never return
         os.write(2, f"the sandbox cannot start the program: {error}\n".encode())
         os._exit(127)

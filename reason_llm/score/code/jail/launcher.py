@@ -49,7 +49,7 @@ Json = dict[str, Any]
 
 def main() -> None:
     """Answer the requests on stdin until it ends, as it does when the other side dies."""
-    setup = _read(sys.stdin.buffer)
+    setup = read(sys.stdin.buffer)
     if setup is None:
         return
     os.umask(0o022)  # these files are for the program's user, who is another one
@@ -60,21 +60,22 @@ def main() -> None:
         if setup["isolated"]:
             change_to = isolation.build_root(setup["visible"], _CODE, setup["user"])
         server = _ForkServer(setup, change_to)
-        _write(answers, {"ready": True})
+        write(answers, {"ready": True})
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _write(answers, {"error": where + (error.strerror or str(error))})
+        write(answers, {"error": where + (error.strerror or str(error))})
         return
-    while (request := _read(sys.stdin.buffer)) is not None:
+    while (request := read(sys.stdin.buffer)) is not None:
         if request.get("serve"):
             nothing = os.open(os.devnull, os.O_RDWR)
             _, reported = server.start(request, [0, answers, nothing])
             os.read(reported, 1)  # nothing comes before its end
             return
-        _write(answers, _Supervisor(server, request).run())
+        write(answers, _Supervisor(server, request).run())
 
 
-def _read(stream: BinaryIO) -> Json | None:
+def read(stream: BinaryIO) -> Json | None:
+    """A message; None at the end."""
     head = stream.read(8)
     if len(head) < 8:
         return None
@@ -82,12 +83,14 @@ def _read(stream: BinaryIO) -> Json | None:
     return message
 
 
-def _write(descriptor: int, message: Json) -> None:
+def write(descriptor: int, message: Json) -> None:
+    """Write a message after its length."""
     body = json.dumps(message).encode()
-    _write_all(descriptor, struct.pack("<Q", len(body)) + body)
+    write_all(descriptor, struct.pack("<Q", len(body)) + body)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of it."""
     unsent = memoryview(data)
     while unsent:
         unsent = unsent[os.write(descriptor, unsent) :]
@@ -145,7 +148,7 @@ class _ForkServer:
         init = int(self.channel.recv(16))
         # Only now: the fork server, and what it forks next, have seen nothing of it.
         with suppress(BrokenPipeError):  # its report says why
-            _write_all(to_init, json.dumps(request["orders"]).encode())
+            write_all(to_init, json.dumps(request["orders"]).encode())
         os.close(to_init)
         return init, reported
 

@@ -178,12 +178,8 @@ class Program:
         while {"callback", "operation"} & (message := self._receive(number)).keys():
             self._call_back(number, message)
         if "error" in message:
-            lineage, text, attributes = message["error"]
-            error = self._error([str(name) for name in lineage], str(text), function)
-            if type(error) in self.exceptions.values():
-                for name in attributes:
-                    setattr(error, name, self._value(attributes[name]))
-            raise error
+            lineage, text = message["error"]
+            raise self._error([str(name) for name in lineage], str(text), function)
         return self._value(message["value"], function)
 
     def _call_back(self, number: str, message: Json) -> None:
@@ -254,8 +250,8 @@ class Program:
                     raise ValueError("a call of nothing that was given")
                 _ = [*message["arguments"]], {**message["named"]}
             elif "error" in message:
-                lineage, _, attributes = message["error"]
-                if type(lineage) is not list or not all(map(_is_plain, attributes)):
+                lineage, _ = message["error"]
+                if type(lineage) is not list:
                     raise ValueError("an error without a class")
             else:
                 _ = message["value"]
@@ -296,10 +292,6 @@ class Program:
     def _first(self, value: Any) -> Any:
         if isinstance(value, Derived) and value == value._given:  # the tests did not change it
             return {"object": value._stand_in._number}
-        if isinstance(value, tuple) and _is_of_tests(value) and hasattr(value, "_fields"):
-            items = [self._encoded(item) for item in value]
-            number = _place_of(value, self.given)
-            return {"record": [number, type(value).__name__, value._fields, items]}
         return None if kind_of(value) is None else self.shared.refer(value)
 
     def _to_program(self, value: Any) -> Any:
@@ -350,9 +342,9 @@ class Program:
             derived = _DERIVED[type(value)](value)
             derived._stand_in, derived._given = StandIn(self, int(content[0])), value
             return derived
-        if kind not in ("object", "generator", "coroutine") or type(content) is not int:
+        if kind not in ("object", "coroutine") or type(content) is not int:
             raise ValueError(f"a value of the unknown kind {kind!r}")
-        stand_in = (GeneratorStandIn if kind == "generator" else StandIn)(self, content)
+        stand_in = StandIn(self, content)
         return self._awaited(stand_in) if kind == "coroutine" else stand_in
 
     async def _awaited(self, coroutine: "StandIn") -> Any:
@@ -371,10 +363,6 @@ class Program:
                 builtin = EXCEPTIONS.get(name)
                 kind = builtin or self.exceptions.setdefault(name, type(name, (kind,), {}))
         return kind
-
-
-def _is_plain(name: str) -> bool:
-    return name.isidentifier() and not name.startswith("_")
 
 
 def _is_of_tests(value: Any) -> bool:
@@ -434,19 +422,9 @@ class StandIn:
         return self._program.call("getattr", self, "__enter__")()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        is_swallowed = self._program.call("leave", self, "__exit__", *_visible_error(error))
-        self._check_not_swallowed(error, is_swallowed)
-
-    async def __aenter__(self) -> Any:
-        return await self._program.call("getattr", self, "__aenter__")()
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        is_swallowed = await self._program.call("leave", self, "__aexit__", *_visible_error(error))
-        self._check_not_swallowed(error, is_swallowed)
-
-    def _check_not_swallowed(self, error: BaseException | None, is_swallowed: Any) -> None:
         """An error of the tests propagates; a program that would swallow it is ended."""
-        if _visible_error(error)[0] and is_swallowed:
+        lineage, text = _visible_error(error)
+        if self._program.call("leave", self, lineage, text) and lineage:
             self._program._end("a context of the program swallows the error of its body")
 
     async def __anext__(self) -> Any:
@@ -532,16 +510,6 @@ for _name, _method in _METHODS.items():
 
 
 setattr(StandIn, "__doc__", property(lambda own: own._program.call("getattr", own, "__doc__")))  # noqa: B010
-
-
-class GeneratorStandIn(StandIn):
-    """A generator of the program's, which tests may ask to be one."""
-
-    __slots__ = ()
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return types.GeneratorType
 
 
 class Derived:

@@ -14,12 +14,12 @@ import operator
 import os
 import sys
 import types
-from collections import deque, namedtuple
+from collections import deque
 from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
 from .shared import Shared, kind_of
-from .values import DATA_TYPES, TYPES, decode, encode, is_array, write_line
+from .values import DATA_TYPES, TYPES, decode, encode, write_line
 
 _loops: list[Any] = []
 _tasks: dict[int, Any] = {}
@@ -107,7 +107,6 @@ from builtins import abs, pow
 """
 
 Json = dict[str, Any]
-MAX_ATTRIBUTES = 32
 
 
 def builtin_names(is_leetcode: bool) -> dict[str, Any]:
@@ -167,20 +166,6 @@ class GivenIterator(Given):
         return self._ask("next", self)
 
 
-@functools.cache
-def _record(name: str, fields: tuple[str, ...]) -> Any:
-    """The named tuples of the tests: what they give comes back as the same object."""
-
-    class Record(namedtuple(name, fields)):  # type: ignore[misc]
-        @classmethod
-        def _given(cls, number: int, items: list[Any]) -> Any:
-            record: Any = cls(*items)
-            record._given_number = number
-            return record
-
-    return Record
-
-
 def _operation(name: str) -> Callable[..., Any]:
     return lambda target, *arguments: target._ask(name, target, *arguments)
 
@@ -228,13 +213,13 @@ class ProgramServer:
             raise NameError(f"name {name!r} is not defined")
         return self.namespace[name]
 
-    def leave(self, context: Any, method: str, lineage: list[str], text: str) -> Any:
+    def leave(self, context: Any, lineage: list[str], text: str) -> Any:
         """Leave a context, perhaps with an error of that class and text."""
         if not lineage:
-            return getattr(context, method)(None, None, None)
+            return context.__exit__(None, None, None)
         known = {**TYPES, **self.namespace}
         error = next(known[name] for name in lineage if name in known)(text)
-        return getattr(context, method)(type(error), error, None)
+        return context.__exit__(type(error), error, None)
 
     def solve(self, name: str, *arguments: Any) -> Any:
         """A call by ``fn_name``: a function, or a method of a fresh ``Solution``."""
@@ -255,22 +240,12 @@ class ProgramServer:
         try:
             answer["value"] = self._encoded(self._result(request), request["function"])
         except BaseException as error:  # noqa: BLE001 - the program's own
-            answer["error"] = [_lineage(type(error)), str(error)[:500], self._attributes(error)]
+            answer["error"] = [_lineage(type(error)), str(error)[:500]]
         try:
             answer |= self.shared.message(is_end=not is_within)
         except BaseException as error:  # noqa: BLE001 - what it put into a list of the tests
-            answer["error"] = [_lineage(type(error)), str(error)[:500], {}]
+            answer["error"] = [_lineage(type(error)), str(error)[:500]]
         write_line(self.outgoing, answer)
-
-    def _attributes(self, error: BaseException) -> Json:
-        """Attributes of an error: ``missing`` of ``except Short as error: … error.missing``."""
-        try:
-            kinds = [kind for kind in type(error).__mro__ if kind.__module__ == "solution"]
-            own = [n for kind in kinds for n, v in vars(kind).items() if isinstance(v, property)]
-            names = [name for name in {**vars(error), **dict.fromkeys(own)} if name[:1] != "_"]
-            return {name: self._encoded(getattr(error, name)) for name in names[:MAX_ATTRIBUTES]}
-        except Exception:  # noqa: BLE001 - the program's own
-            return {}
 
     def _result(self, request: Json) -> Any:
         methods = {f.__name__: f for f in (self.load, self.get, self.leave, self.solve)}
@@ -293,23 +268,20 @@ class ProgramServer:
         """The form of a list of the tests, or of an object whose class derives from plain data."""
         if self.shared.has(value):
             return self.shared.refer(value)
-        if isinstance(value, tuple) and hasattr(value, "_given_number"):
-            return {"given": value._given_number}
         if _base(value) is None:
             return None
         return {"derived": [self._keep(value)["object"], self._encoded(plain(value))]}
 
     def _shared(self, value: Any) -> Any:
         """The form of an item of a shared list: mutable items are shared, too."""
-        is_new = kind_of(value) is not None and not is_array(value) and _base(value) is None
+        is_new = kind_of(value) is not None and _base(value) is None
         return self.shared.refer(value) if is_new else self._first(value)
 
     def _keep(self, value: Any) -> Any:
         if isinstance(value, Given):
             return {"given": value._number}
         self.objects.append(value)
-        is_generator = type(value) is types.GeneratorType
-        kind = "coroutine" if inspect.iscoroutine(value) else "generator" * is_generator or "object"
+        kind = "coroutine" if inspect.iscoroutine(value) else "object"
         return {kind: len(self.objects) - 1}
 
     def _from_tester(self, kind: str | None, content: Any) -> Any:
@@ -326,10 +298,6 @@ class ProgramServer:
                 ask = functools.partial(self._ask, "operation")
                 stand_in = (Given if kind == "given" else GivenIterator)(ask, content)
                 return self.given.setdefault(content, stand_in)
-            case "record":
-                number, name, fields, items = content
-                items = [decode(item, self._from_tester, TYPES) for item in items]
-                return _record(name, tuple(fields))._given(number, items)
         # One function object per callback, since programs compare functions and use them as keys.
         number, name, doc = content
         if number in self.callbacks:

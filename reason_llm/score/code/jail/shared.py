@@ -1,4 +1,4 @@
-"""Lists, dicts, sets, deques and arrays of the tests that the program has, the same on both sides.
+"""Lists, dicts, sets and deques of the tests that the program has, the same on both sides.
 
 Each side has its own copy, under one number. With each message go the changes since the last one:
 the tests see what the program does to a list in the call that got it, in a later one or in
@@ -10,8 +10,6 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
-
-from .values import encode, is_array
 
 MAX_ITEMS = 1 << 12
 """Limit for everything shared between two calls: beyond it the oldest is dropped, and changes
@@ -83,20 +81,24 @@ class Shared:
     def take(self, message: Json) -> None:
         """Apply the other side's message; ValueError, TypeError or KeyError if it is invalid."""
         sent = message.get("shared", ())
-        for number, kind, content in sent:
+        for number, kind, _ in sent:
             if number not in self.copies:
                 if type(number) is not int or number % 2 == self._first:
                     raise ValueError("no number of the other side's")
-                self._add(number, self._from_json(content) if kind == "ndarray" else KINDS[kind]())
+                self._add(number, KINDS[kind]())
                 self._seen[number] = _items(self.copies[number])
             if kind_of(self.copies[number]) != kind:
                 raise ValueError("a copy of another kind")
-        decoded = [(number, self._decoded(kind, content)) for number, kind, content in sent]
+        decoded = [
+            (number, KINDS[kind](map(self._from_json, content))) for number, kind, content in sent
+        ]
         for number, content in decoded:
-            if len(content) < len(self.copies[number]):
-                self.shortened[id(self.copies[number])] = self.copies[number]
-            _fill(self.copies[number], content)
-            self._seen[number] = _items(self.copies[number])
+            mine = self.copies[number]
+            if len(content) < len(mine):
+                self.shortened[id(mine)] = mine
+            mine.clear()
+            (mine.extend if isinstance(mine, list | deque) else mine.update)(content)
+            self._seen[number] = _items(mine)
         for number in message.get("dropped", ()):
             self._drop(number)
 
@@ -112,41 +114,19 @@ class Shared:
             del self._numbers[id(self.copies.pop(number))]
             self._seen.pop(number, None)
 
-    def _content(self, value: Any) -> tuple[str | None, Any]:
-        if is_array(value):
-            return "ndarray", encode(value, self._to_json)
+    def _content(self, value: Any) -> tuple[str | None, list[Any]]:
         items = value.items() if isinstance(value, dict) else value
         return kind_of(value), [self._to_json(item) for item in items]
-
-    def _decoded(self, kind: str, content: Any) -> Any:
-        if kind == "ndarray":
-            return self._from_json(content)
-        return KINDS[kind](self._from_json(item) for item in content)
 
 
 def kind_of(value: Any) -> str | None:
     """The kind of what can be shared; None for anything else."""
-    if is_array(value):
-        return "ndarray"
     return next((name for name, kind in KINDS.items() if isinstance(value, kind)), None)
 
 
-def _items(value: Any) -> Any:
-    if is_array(value):
-        return value.tobytes()
+def _items(value: Any) -> list[Any]:
     return [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
 
 
-def _same(one: Any, other: Any) -> bool:
-    if type(one) is bytes:
-        return bool(one == other)
+def _same(one: list[Any], other: list[Any]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
-
-
-def _fill(mine: Any, content: Any) -> None:
-    if is_array(mine):
-        if mine.shape == content.shape and mine.flags.writeable:
-            mine[...] = content
-        return
-    mine.clear()
-    (mine.extend if isinstance(mine, list | deque) else mine.update)(content)

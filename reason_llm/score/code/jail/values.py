@@ -104,16 +104,9 @@ def encode(
         return {kind.__name__: listed(value) if kind.__name__ == "deque" else str(value)}
     if kind.__module__ == "numpy" and callable(getattr(value, "tolist", None)):
         content = encode(value.tolist(), other, types)
-        is_whole = is_array(value)
+        is_whole = kind.__name__ == "ndarray" and value.dtype.name in _DTYPES
         return {"ndarray": [value.dtype.name, list(value.shape), content]} if is_whole else content
     return other(value)
-
-
-def is_array(value: Any) -> bool:
-    """Whether this crosses as an array."""
-    kind = type(value)
-    is_one = kind.__name__ == "ndarray" and kind.__module__ == "numpy"
-    return is_one and value.dtype.name in _DTYPES
 
 
 def _int(number: int) -> Any:
