@@ -84,6 +84,7 @@ ENDS = {
     "finalizer": "class A:\n    def __del__(self): print('del')\na = A()\nprint(1)",
     "finalizer in a cycle": "class A:\n    def __del__(self): print('del')\n"
     "a = A(); a.own = a\ndef f(): return a\nprint(1)",
+    "finalizer after an error": "class A:\n    def __del__(self): print('del')\na = A()\n1 / 0",
     "file": "f = open('/dev/stdout', 'w'); f.write('held')",
     "own stdout": "import sys, io\nprint(1)\n"
     "sys.stdout = io.TextIOWrapper(sys.stdout.buffer)\nprint(2)",

@@ -29,30 +29,50 @@ class ChildProgram:
     """A program that this interpreter runs, as the context of its run; gives ``compile``'s
     arguments.
 
-    Where it ends without an error, the last function that ``atexit`` calls does what the program
-    can see of an interpreter's end, and leaves out what it cannot, freeing memory that all programs
-    share: that would copy it first, and take longer than most programs.
+    Args:
+        leave: where the interpreter leaves its exit code, None where that is not known.
     """
 
-    def __init__(self, source: str, file: str) -> None:
-        self._arguments = (source, file, "exec")
-        self._has_ended = False
-        self._collect, self._exit = gc.collect, os._exit
-        atexit.register(self._leave)
+    def __init__(self, source: str, file: str, leave: "_Exit") -> None:
+        self.arguments, self._exit = (source, file, "exec"), leave
 
     def __enter__(self) -> tuple[str, str, str]:
-        return self._arguments
+        return self.arguments
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        self._has_ended = error is None
+        self._exit.code = _exit_code(error)
 
-    def _leave(self) -> None:
-        if not self._has_ended or "__main__" not in sys.modules:
+
+def _exit_code(error: BaseException | None) -> int | None:
+    """The exit code of an interpreter whose program ends so; None if that is not certain."""
+    if error is None:
+        return 0
+    if type(error) is SystemExit:
+        code = error.code
+        return 0 if code is None else code & 0xFF if type(code) is int and code >= 0 else None
+    is_plain = sys.excepthook is sys.__excepthook__ and isinstance(error, Exception)
+    return 1 if is_plain else None
+
+
+class _Exit:
+    """The last function that ``atexit`` calls: does what the program can see of an interpreter's
+    end, and leaves out what it cannot, freeing memory that all programs share: that would copy it
+    first, and take longer than most programs. Where anything is unusual, it leaves the end to the
+    interpreter."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        self._collect, self._exit = gc.collect, os._exit
+
+    def __call__(self) -> None:
+        if self.code is None or "__main__" not in sys.modules:
             return
         for stream in (sys.stdout, sys.stderr):
             if stream is not None and not stream.closed:
                 stream.flush()  # its error leaves this function
         sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+        for name in ("last_type", "last_value", "last_traceback"):
+            vars(sys).pop(name, None)
         names = vars(sys.modules.pop("__main__"))
         for is_private in (True, False):  # as the interpreter does
             for name in [name for name in names if name.startswith("_") == is_private]:
@@ -63,7 +83,7 @@ class ChildProgram:
             with suppress(BaseException):
                 if stream is not None:
                     stream.flush()
-        self._exit(0)
+        self._exit(self.code)
 
 
 def main() -> ChildProgram:
@@ -85,6 +105,8 @@ def main() -> ChildProgram:
     isolation.drop_bounding_set(may_read_all=not setup["isolated"])
     os.umask(0o022)
     _prepare_interpreter()
+    leave = _Exit()
+    atexit.register(leave)
     seccomp_filter = seccomp.compiled()
     gc.collect()
     gc.freeze()  # a collection in a program copies none of this memory
@@ -99,7 +121,7 @@ def main() -> ChildProgram:
         if init == 0:
             channel.detach()  # its number is the program's stdin
             _start_program(setup, streams, int(scratch_bytes))
-            return _become_program(setup, seccomp_filter)
+            return _become_program(setup, seccomp_filter, leave)
         for stream in streams:
             os.close(stream)
         channel.send(str(init).encode())
@@ -139,7 +161,7 @@ def _start_program(setup: Json, streams: Iterable[int], scratch_bytes: int) -> N
     os._exit(0)
 
 
-def _become_program(setup: Json, seccomp_filter: bytes | None) -> ChildProgram:
+def _become_program(setup: Json, seccomp_filter: bytes | None, leave: _Exit) -> ChildProgram:
     """Read what this process is to be, and build the last walls around it."""
     try:
         orders = json.loads(b"".join(iter(lambda: os.read(_ORDERS, 1 << 16), b"")))
@@ -161,11 +183,11 @@ def _become_program(setup: Json, seccomp_filter: bytes | None) -> ChildProgram:
         if seccomp_filter is not None:
             seccomp.install(seccomp_filter)
         if (module := orders["module"]) is not None:
-            return ChildProgram(f"from jail.{module} import main; main()", module)
+            return ChildProgram(f"from jail.{module} import main; main()", module, leave)
         for name in [name for name in sys.modules if name.partition(".")[0] == "jail"]:
             del sys.modules[name]
         with open("program.py", encoding="utf-8") as source:  # noqa: PTH123
-            return ChildProgram(source.read(), "program.py")
+            return ChildProgram(source.read(), "program.py", leave)
     except BaseException as error:  # noqa: BLE001 - this process must never return
         os.write(2, f"the sandbox cannot start the program: {error}\n".encode())
         os._exit(127)
