@@ -4,6 +4,7 @@ import functools
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Literal
 
 from reason_llm.score.math import constraints, phrases
 from reason_llm.score.math.answer_form import form_of, is_plain
@@ -66,15 +67,16 @@ _MONTH_NAMES = (
 )  # fmt: skip
 _MONTHS = frozenset(_MONTH_NAMES)
 _TIMES = word_set("clock when")
-_SIGNS_OF_DATES = ("-", ":", "\\colon")
 _TIMES_OF_DAY = (
     ("in the morning", "am"), ("in the afternoon", "pm"), ("in the evening", "pm"),
     ("at night", "pm"), ("12:00 noon", "12 pm"), ("12 noon", "12 pm"), ("12 midnight", "12 am"),
     (" o'clock", ":00"),
 )  # fmt: skip
 _LONGEST_DATE = 40
-_DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+(am|pm)?+", re.ASCII)
-_NUMERIC_DATE = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2([12]\d{3})", re.ASCII)
+_DAYS = ("the day before", "the previous day", "the next day")
+_DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})", re.ASCII)
+_DATE_IN_NUMBERS = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2([12]\d{3})", re.ASCII)
+_TIME = re.compile(r"(\d{1,2})(?::(\d\d)(?::(\d\d))?+(am|pm)?+|(am|pm))", re.ASCII)
 _FORMS_OF_DATES = word_set("iso format yyyy mm dd")
 DIRECTIONS = tuple(
     (one, other)
@@ -162,14 +164,10 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     gold, answer = unwrapped(gold), unwrapped(answer)
     if not gold or not answer:
         return False
-    if is_date(gold, question):
-        return _is_same_date(gold, answer, question)
-    if (dated := _numeric_date(gold)) is not None:
-        return _is_numeric_date(dated, answer, question)
+    if (verdict := _same_moment(gold, answer, question)) is not None:
+        return verdict
     if (pair := _numerals_of_base(gold, answer, question)) is not None:
         return pair[0] == pair[1]
-    if (named := _named_date(gold)) is not None and _date(answer) is not None:
-        return named == _date_in_any_form(answer, question)
     numerals = _numeral(gold), _numeral(answer)
     if None not in numerals:
         return numerals[0] == numerals[1]
@@ -333,9 +331,9 @@ def as_lists(gold: str, answer: str) -> tuple[str, str] | None:
 def words_decide(gold: str, answer: str, question: str = "") -> bool:
     """Whether words, letters of a choice or a date decide about the answer."""
     gold, answer = unwrapped(gold), unwrapped(answer)
-    if is_date(gold, question) or _numerals_of_base(gold, answer, question) is not None:
+    if _same_moment(gold, answer, question) is not None:
         return True
-    if _numeric_date(gold) is not None:
+    if _numerals_of_base(gold, answer, question) is not None:
         return True
     is_long = max(len(gold), len(answer)) > MAX_CHARACTERS
     return is_long or _same_words(tokens_of(gold), tokens_of(answer), question) is not None
@@ -343,8 +341,7 @@ def words_decide(gold: str, answer: str, question: str = "") -> bool:
 
 def is_only_text(gold: str) -> bool:
     """Whether a gold answer with digits is neither mathematics nor a date: only its words match."""
-    dates = (is_date(gold, ""), _named_date(gold) is not None, _numeric_date(gold) is not None)
-    if not any(map(str.isdecimal, gold)) or any(dates):
+    if not any(map(str.isdecimal, gold)) or _moment(gold) is not None:
         return False
     if any(letter.isalpha() and ord(letter) >= _FIRST_FOREIGN for letter in gold):
         return ord(max(filter(str.isalpha, gold))) < _FIRST_SYMBOL  # 12只, but not 𝜋
@@ -651,109 +648,82 @@ def _month_first(words: list[str] | None) -> list[str] | None:
     return [month, *(word for word in words if word not in (month, "the", "of", "on"))]
 
 
-@functools.lru_cache(maxsize=1024)
-def is_date(gold: str, question: str) -> bool:
-    """Whether it is a date, ``2024-01-05``, or a time, ``02:15``, and no difference or ratio;
-    ``2:15`` is a time where the question asks for one."""
-    if (match := _date(gold)) is None:
-        return False
-    is_time = bool(_TIMES & words_of(question)) or "what time" in question.lower()
-    is_marked = bool(match[1] or match[6] or match[7])
-    return is_marked or "0" in (match[0][0], match[0][-2]) or is_time
-
-
-def _is_same_date(gold: str, answer: str, question: str) -> bool:
-    """Whether two dates or times are the same; ``13:15`` is ``1:15 PM``, and so is ``1:15``."""
-    first, second = _date(gold), _date(answer)
-    if first is None:
-        return False
-    if second is None:  # perhaps with the name of its month
-        return _numbers_of_date(gold) == _date_in_any_form(answer, question)
-    if _numbers_of_date(gold) == _numbers_of_date(answer):
-        is_asked = not first[7] and second[7] in words_of(question)
-        if second[7] in (None, first[7]) or is_asked:
-            return True
-    hours = [_time_of_day(match) for match in (first, second)]
-    return None not in hours and hours[0] == hours[1]
-
-
-@functools.lru_cache(maxsize=1024)
-def _numeric_date(text: str) -> list[int] | None:
-    """The numbers of ``02/11/1987``, which is a date and no quotient; None of another text."""
-    if len(text) > _LONGEST_DATE:
+def _same_moment(gold: str, answer: str, question: str) -> bool | None:
+    """Whether two dates or times are the same, ``13:15`` and ``1:15 PM``; None where the gold
+    answer is neither, or both are words. ``2:15`` is a time if the question asks for one."""
+    first, second = _moment(gold), _moment(answer)
+    is_asked = bool(_TIMES & words_of(question)) or "what time" in question.lower()
+    if first is None or (first.kind == "time" and not (first.is_marked or is_asked)):
         return None
-    match = _NUMERIC_DATE.fullmatch("".join(map(str, tokens_of(text))).replace(" ", "").strip("{}"))
-    numbers = [int(match[place]) for place in (1, 3, 4)] if match else []
-    is_date = bool(numbers) and 1 <= min(numbers[:2]) <= 12 and max(numbers[:2]) <= 31
-    return numbers if is_date else None
+    if second is None:
+        return None if first.kind == "named" else False
+    match first.kind, second.kind:
+        case "time", "time":
+            is_open = second.half in ("", first.half)
+            is_open |= not first.half and second.half in words_of(question)
+            is_same = first.numbers == second.numbers and is_open
+            return is_same or first.on_24_hours() == second.on_24_hours()
+        case "date", "named":
+            return first.numbers == second.numbers and not _FORMS_OF_DATES & words_of(question)
+        case "numbers", "named":  # if only one of its numbers can be the month
+            one, other, year = first.numbers
+            orders = [[year, *pair] for pair in ((one, other), (other, one)) if pair[0] <= 12]
+            return orders == [second.numbers]
+        case "named", kind if kind != "date":
+            return None
+    return first.numbers == second.numbers
 
 
-def _is_numeric_date(gold: list[int], answer: str, question: str) -> bool:
-    """Whether the dates are equal, also by the month's name if only one number can be the month."""
-    if (numbers := _numeric_date(answer)) is not None:
-        return numbers == gold
-    first, second, year = gold
-    months = [[year, *pair] for pair in ((first, second), (second, first)) if pair[0] <= 12]
-    return len(months) == 1 and _date_in_any_form(answer, question) == months[0]
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A date, ``2024-03-05``, one with the name of its month, one in numbers whose order is open,
+    ``02/11/1987``, or a time."""
 
+    kind: Literal["date", "named", "numbers", "time"]
+    numbers: list[int]
+    """Year, month and day, the numbers as they are written, or hour, minute and second."""
+    half: str = ""
+    is_marked: bool = True
+    """It is no ratio."""
 
-def _time_of_day(time: re.Match[str] | None) -> list[int] | None:
-    """Hour, minute and seconds on a clock of 24 hours; None for what is no time."""
-    if time is None or not time[4]:
-        return None
-    hour = int(time[4])
-    if time[7]:
-        hour = hour % 12 + 12 * (time[7] == "pm") if hour <= 12 else hour
-    return [hour, *(int(part or 0) for part in (time[5], time[6]))]
-
-
-def _numbers_of_date(text: str) -> list[int] | None:
-    """The numbers of a date or a time; None where it is neither."""
-    match = _date(text)
-    return [int(number) for number in match.groups()[:6] if number] if match else None
-
-
-def _date_in_any_form(text: str, question: str) -> list[int] | None:
-    """Numbers of a date or time, also with a month's name unless the question asks for a form."""
-    numbers = _numbers_of_date(text)
-    if numbers is not None or _FORMS_OF_DATES & words_of(question):
-        return numbers
-    return _named_date(text)
+    def on_24_hours(self) -> list[int]:
+        hour, *rest = self.numbers
+        if self.half and hour <= 12:
+            hour = hour % 12 + 12 * (self.half == "pm")
+        return [hour, *rest]
 
 
 @functools.lru_cache(maxsize=1024)
-def _named_date(text: str) -> list[int] | None:
-    """Year, month and day of a date such as ``March 5, 2024``; None for any other text."""
-    if len(text) > _LONGEST_DATE:
+def _moment(text: str) -> _Moment | None:
+    """The date or the time that a text is; None of another text."""
+    if len(text) > _LONGEST_DATE or text.isdecimal():
         return None
-    month, *numbers = _month_first(_plain_words(tokens_of(text))) or [""]
-    if month not in _MONTHS or len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
-        return None
-    day, year = sorted(numbers, key=len)
-    return [int(year), _MONTH_NAMES.index(month) + 1, int(day)] if len(year) == 4 else None
-
-
-def _date(text: str) -> re.Match[str] | None:
-    if len(text) > _LONGEST_DATE:
-        return None
-    for time, shown in _TIMES_OF_DAY if " " in text else ():
+    for time, shown in _TIMES_OF_DAY:
         text = text.replace(time, shown)
     shown, _, remark = text.partition("(")
-    if shown.strip() and ("day" in remark or ":" in remark):  # (the day before), (4:05 PM)
-        hours = [
-            _time_of_day(_date(part)) for part in (shown, remark.rstrip("} ").removesuffix(")"))
-        ]
-        is_same = None not in hours and hours[0] == hours[1]
-        text = shown if is_same or ("day" in remark and " or " not in remark) else text
-    end = text[-6:].casefold()
-    is_marked = "m" in end and end.rstrip("} .").replace(".", "").endswith(("am", "pm"))
-    if not (is_marked or any(sign in text for sign in _SIGNS_OF_DATES)):
+    if shown.strip() and remark:  # (the day before), (4:05 PM)
+        remark = remark.rstrip("} ").removesuffix(")")
+        stated, other = _moment(shown), _moment(remark)
+        is_same = stated and other and stated.on_24_hours() == other.on_24_hours()
+        return stated if is_same or remark in _DAYS else None
+    plain = "".join(map(str, tokens_of(text))).casefold().replace(" ", "").strip("{}")
+    if match := _DATE_IN_NUMBERS.fullmatch(plain):
+        numbers = [int(match[place]) for place in (1, 3, 4)]
+        is_date = 1 <= min(numbers[:2]) <= 12 and max(numbers[:2]) <= 31
+        return _Moment("numbers", numbers) if is_date else None
+    if match := _DATE.fullmatch(plain):
+        return _Moment("date", [int(number) for number in match.groups()])
+    if match := _TIME.fullmatch(plain.replace(".", "")):
+        numbers = [int(number or 0) for number in match.groups()[:3]]
+        half = match[4] or match[5] or ""
+        is_marked = bool(half or match[3]) or "0" in (match[1][0], match[2][0])
+        return _Moment("time", numbers, half, is_marked)
+    month, *words = _month_first(_plain_words(tokens_of(text))) or [""]
+    if month not in _MONTHS or len(words) != 2 or not all(map(str.isdecimal, words)):
         return None
-    plain = "".join(map(str, tokens_of(text))).casefold()
-    plain = plain.replace(".", "").replace(" ", "").strip("{}")
-    if is_marked and plain[:-2].isdigit():
-        plain = f"{plain[:-2]}:00{plain[-2:]}"
-    return _DATE.fullmatch(plain)
+    day, year = sorted(words, key=len)
+    numbers = [int(year), _MONTH_NAMES.index(month) + 1, int(day)]
+    return _Moment("named", numbers) if len(year) == 4 else None
 
 
 def _may_be_variables(tokens: list[Token]) -> bool:
