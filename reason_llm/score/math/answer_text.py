@@ -127,10 +127,6 @@ _BASES = tuple(
 _PREFIXES = {"0x": "16", "0b": "2", "0o": "8"}
 _OF_NUMERALS = re.compile(r"\\(?:text(?:bf|tt)?|math(?:rm|bf|tt)|[,;! ])|[{}()$\s]")
 _HEXADECIMAL = re.compile(r"[0-9A-F]++")
-_TEXT_IN_FORMULA = re.compile(r"\\(?:text|mathrm)\{([A-Za-z ,.]*+)\}")
-_CALCULATION = re.compile(
-    r"(?=[^\d]*+\d)(?:[-\d.,\s+*/()=:{}×]|\\(?:times|cdot|div|left|right|[dt]?+frac|[,;! ]))++"
-)
 _LONGEST_LIST = 400
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})++")
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
@@ -225,84 +221,62 @@ def is_choice(gold: str) -> bool:
 
 
 def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
-    """The gold answer, and the answer in its unit, ``90`` for ``1 hour 30 minutes``; both as
-    numbers if they share all units; None for other quantities, and if the question names a unit."""
-    has_unit = any(character.isalpha() for character in answer)
-    if not has_unit or not question:
+    """The gold answer, and the answer in its unit, ``90`` for ``1 hour 30 minutes``; None for other
+    quantities, and if the question names a unit."""
+    measures = _measures(answer) if question else []
+    if not measures:
         return None
-    if (pair := _same_measures(gold, answer)) is not None:
-        return pair
-    if (reading := reading_of(gold, letters_are_units=False)) is None:
+    if len(golds := _measures(gold)) > 1:
+        totals = [_in_unit(each, golds[0].unit[0]) for each in (golds, measures)]
+        return (totals[0], totals[1]) if all(totals) else None
+    if (reading := reading_of(gold, letters_are_units=False)) is None or variables(reading.tree):
         return None
-    measures, spoken = _measures(tokens_of(answer)), words_of(question) & _SIZED
-    if variables(reading.tree) or not (reading.unit or len(measures) > 1 or spoken):
+    asked, named = words_of(question), constraints.asked_units(question).named
+    units, first = reading.unit, measures[0].unit[0]
+    if not units and len(measures) > 1:
+        units = (first,)
+    elif not units:  # 120 minutes for 2, where hours are spoken of
+        spoken = [(unit, "1") for unit in asked & _SIZED]
+        units = tuple(unit for unit in spoken if conversion_factor(first, unit))
+    if len(units) != 1 or not (reading.unit or units[0][0] in asked):
         return None
-    try:
-        parts = [read(measure, letters_are_units=True) for measure in measures]
-    except UnreadableError:
+    if named and not (len(measures) > 1 and named == {units[0]} == {first}):
         return None
-    is_sum = len(parts) > 1 and len(parts[0].unit) == 1
-    units = reading.unit
-    if not units and is_sum:
-        units = parts[0].unit
-    elif not units and len(parts[0].unit) == 1:  # 120 minutes for 2, where hours are spoken of
-        units = tuple(
-            (unit, "1") for unit in spoken if conversion_factor(parts[0].unit[0], (unit, "1"))
-        )
-    if len(units) != 1:
-        return None
-    named = constraints.asked_units(question).named
-    is_known = bool(reading.unit) or units[0][0] in words_of(question)
-    if (named and not (is_sum and named == {units[0]} == {parts[0].unit[0]})) or not is_known:
-        return None
-    total = Fraction(0)
-    for measure in parts:
-        tree = measure.tree[-1] if measure.tree[0] == "rel" else measure.tree
-        scale = conversion_factor(measure.unit[0], units[0]) if len(measure.unit) == 1 else None
-        if scale is None or not is_plain(tree):
-            return None
-        total += dict(form_of(tree).value).get((), Fraction(0)) * scale
-    above, below = total.numerator, total.denominator
-    return gold, f"\\frac{{{above}}}{{{below}}}" if below > 1 else str(above)
+    total = _in_unit(measures, units[0])
+    return (gold, total) if total else None
 
 
-def _same_measures(gold: str, answer: str) -> tuple[str, str] | None:
-    """``2 hours 15 minutes`` and ``2 h 15 min`` as lists of numbers; None for other units."""
-    readings = []
-    measures = [_measures(tokens_of(text)) for text in (gold, answer)]
-    if min(map(len, measures)) < 2:
-        return None
-    for parts in measures:
-        try:
-            readings.append([read(part, letters_are_units=True) for part in parts])
-        except UnreadableError:
-            return None
-    units = [[part.unit for part in parts] for parts in readings]
-    if len(units[0]) < 2 or units[0] != units[1] or not all(map(all, units)):
-        return None
-    first, second = (
-        "(" + ", ".join(str(part.tree[1]) for part in parts if part.tree[0] == "num") + ")"
-        for parts in readings
-    )
-    return first, second
-
-
-def _measures(tokens: list[Token]) -> list[list[Token]]:
-    """``1 hour 30 minutes`` as its two parts."""
+def _measures(text: str) -> list[Reading]:
+    """The two parts of ``1 hour 30 minutes``; empty unless all are a number and a unit."""
     parts: list[list[Token]] = [[]]
-    for token in tokens:
-        last = parts[-1]
+    for token in tokens_of(text):
         for word in token.text.split() if token.kind == "text" else [token.text]:
-            if (
-                token.kind == "number"
-                and last
-                and (last[-1].text in (",", "and") or is_unit(last[-1].text))
-            ):
+            last = parts[-1]
+            is_behind = last and (last[-1].text in (",", "and") or is_unit(last[-1].text))
+            if token.kind == "number" and is_behind:
                 while last and last[-1].text in (",", "and"):
                     last.pop()
                 parts.append([])
             parts[-1].append(Token(token.kind, word, token.is_spaced))
-    return parts
+    try:
+        readings = [read(part, letters_are_units=True) for part in parts]
+    except UnreadableError:
+        return []
+    values = [each.tree[-1] if each.tree[0] == "rel" else each.tree for each in readings]
+    is_measured = all(map(is_plain, values)) and all(len(each.unit) == 1 for each in readings)
+    pairs = zip(readings, values, strict=True)
+    return [replace(each, tree=value) for each, value in pairs] if is_measured else []
+
+
+def _in_unit(measures: list[Reading], unit: tuple[str, str]) -> str | None:
+    """The sum of measures in a unit; None where one measures another quantity."""
+    scales = [conversion_factor(measure.unit[0], unit) for measure in measures]
+    numbers = [dict(form_of(measure.tree).value).get((), Fraction(0)) for measure in measures]
+    if None in scales:
+        return None
+    total = sum(number * (scale or 0) for number, scale in zip(numbers, scales, strict=True))
+    above, below = Fraction(total).as_integer_ratio()
+    return f"\\frac{{{above}}}{{{below}}}" if below > 1 else str(above)
 
 
 def is_embellished(gold: str, answer: str) -> bool:
@@ -760,12 +734,13 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
             token.text == "^" and ORDINALS & {t.text for t in tokens[index + 1 : index + 3]}
         ):
             return None
-    # Single letters are variables, unless they are capitals of choices or come from ``\text{}``.
-    if any(len(word) > 1 for word in words if word != "and") or len(words) == 1:
+    words = [word for word in words if word != "and"] if len(words) > 1 else words
+    # Single letters are variables, unless they are capitals of choices or come from ``\\text{}``.
+    if any(len(word) > 1 for word in words) or len(words) == 1:
         return words
     is_choices = all(token.text.isupper() or token.text in (",", "and") for token in tokens)
     is_text = any(token.kind == "text" for token in tokens)
-    return [word for word in words if word != "and"] if is_choices or is_text else None
+    return words if is_choices or is_text else None
 
 
 def _choice_letter(tokens: list[Token]) -> str:
@@ -876,24 +851,6 @@ def without_formulas(gold: str, answer: str) -> str:
         return answer
     has_letter = [any(token.kind == "letters" for token in tokenize(part)) for part in between]
     return f"{first}={last}" if all(has_letter) else answer
-
-
-def without_words(answer: str, question: str) -> str:
-    """A calculation without the question's words in it: ``9 \\times 2 = \\$18`` of
-    ``9 \\text{ eggs} \\times \\$2 = \\$18``."""
-    if len(answer) > MAX_CHARACTERS or not ("\\text" in answer or "\\mathrm" in answer):
-        return answer
-    left, sign, right = answer.rpartition("=")
-    if not sign:
-        left, sign, right = answer.rpartition("\\times")
-    named = [text.strip() for text in _TEXT_IN_FORMULA.findall(left)]
-    plain = _TEXT_IN_FORMULA.sub("", left).replace("\\$", "")
-    if not (named and _CALCULATION.fullmatch(plain)):
-        return answer
-    if sign == "=":
-        return f"{plain}={right}" if are_known(" ".join(named).split(), question) else answer
-    units = {*named, *map(str.strip, _TEXT_IN_FORMULA.findall(right))}
-    return f"{plain}{sign}{right}" if len(units) == 1 else answer
 
 
 def with_text_unit(gold: str, question: str) -> str:

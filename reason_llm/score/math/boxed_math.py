@@ -21,14 +21,7 @@ from reason_llm.score.math.question import asks_yes_or_no, last_question, read_q
 
 _INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:eq?|t)(?:slant)?(?![A-Za-z])")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
-_MARKS_OF_TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm)\{|\\[{}, ;]|[{}~]")
-_BETWEEN_ITEMS = re.compile(r",\s*+(?:and\s)?+|\sand\s")
-_IN_WORDS = frozenset("abcdefghijklmnopqrstuvwxyz ,-'")
 _LONGEST_ITEM = 40
-_ORDER = re.compile(
-    r"\b(?:order|rank|arrang|sort|sequenc|chronolog|alphabet|first|respectiv|increas|decreas)"
-    r"|\bfrom [^.?]{1,30} to "
-)
 _SAME_WORDS = {"true": "Yes", "false": "No", "yes": "True", "no": "False"}
 _SEVERAL = ("list", "either", "same", "cup", "cap")
 _QUOTED_WORDS = 8
@@ -55,8 +48,6 @@ def matches(
     question = last_question(question)
     if is_quoted(gold, answer, question) or are_joined_otherwise(gold, answer):
         return 0.0
-    if _are_same_words(gold, answer, question):
-        return 1.0
     is_percent = constraints.asks_for_percent(question)
     # One reading must pass all checks: equal in one and worked out in another is not enough.
     for gold_reading, answer_reading in _readings(gold, answer, question):
@@ -86,8 +77,6 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
             yield lists
         if (short := answer_text.without_formulas(wanted, answer)) != answer:
             yield wanted, short
-        if (short := answer_text.without_words(answer, question)) != answer:
-            yield wanted, short
         if (measure := answer_text.converted(wanted, answer, question)) is not None:
             yield measure
         yield from prose.readings(wanted, answer, question)
@@ -102,26 +91,6 @@ def are_joined_otherwise(gold: str, answer: str) -> bool:
         for text in (gold, answer)
     ]
     return len(joins[0]) == len(joins[1]) == 1 and joins[0] != joins[1]
-
-
-def _are_same_words(gold: str, answer: str, question: str) -> bool:
-    """Whether two lists of words are equal, in any order unless the question asks for one."""
-    gold_items, answer_items = _items_of_words(gold), _items_of_words(answer)
-    if gold_items is None or answer_items is None or gold_items == answer_items:
-        return gold_items is not None and gold_items == answer_items
-    return sorted(gold_items) == sorted(answer_items) and _ORDER.search(question.casefold()) is None
-
-
-@functools.lru_cache(maxsize=1024)
-def _items_of_words(text: str) -> list[str] | None:
-    """The items of a list of words, ``red, green and blue``, in lower case; None of another text,
-    and where one is a letter or as long as a sentence."""
-    if len(text) > MAX_CHARACTERS:
-        return None
-    plain = _MARKS_OF_TEXT.sub(" ", unwrapped(text)).casefold()
-    items = [" ".join(item.split()) for item in _BETWEEN_ITEMS.split(plain)]
-    is_list = len(items) > 1 and all(1 < len(item) < _LONGEST_ITEM for item in items)
-    return items if is_list and not set(plain) - _IN_WORDS else None
 
 
 @functools.lru_cache(maxsize=1024)

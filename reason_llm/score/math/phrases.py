@@ -58,8 +58,6 @@ _SETS = {
 _ALL = ("the set of all ", "set of all ", "the set of ", "all ", "every ", "any ", "the ", "")
 _EXCEPT = ("except for", "except", "excluding", "other than", "but not", "besides", "not equal to")
 _SUCH = ("such that", "x such that", "x where", "where", "for which", "with")
-_OR = ("or", "(or")
-_EQUALS = ("=", "\\approx")
 _MAX_WORDS = 12
 _LENGTHS_OF_DOMAIN = (6, 5, 11, 12, 13, 14)
 """Tokens of ``C \\in \\mathbb{R}``, with braces and without, and of ``n = 0, \\pm 1, \\ldots``."""
@@ -238,9 +236,9 @@ def with_sets(tokens: list[Token]) -> list[Token]:
 
 
 def without_remark(tokens: list[Token]) -> list[Token]:
-    """Remove ``, where C is a constant`` behind an answer, which does not change its value. What
-    stands in brackets, ``(C \\in \\mathbb{R})`` or ``(or 0.625)``, is a further item."""
-    tokens = _with_alternative(_with_domain(_with_exclusion(_with_other_form(tokens))))
+    """Remove ``, where C is a constant`` behind an answer, which does not change its value.
+    ``(C \\in \\mathbb{R})`` becomes a further item."""
+    tokens = _with_domain(_with_exclusion(_with_other_form(tokens)))
     for start, token in enumerate(tokens):
         first = token.text.casefold().strip("( ").partition(" ")[0]
         if start and token.kind in ("text", "letters") and first in ("where", "with", "for"):
@@ -329,19 +327,3 @@ def _with_other_form(tokens: list[Token]) -> list[Token]:
             del rest[0]
         return [*tokens[:before], Token("text", "i.e.", True), *rest]
     return tokens
-
-
-def _with_alternative(tokens: list[Token]) -> list[Token]:
-    """``(or 0.625)`` at the end as ``or 0.625``, ``(= 0.625)`` as ``= 0.625``."""
-    if not tokens or str(tokens[-1]) != ")":
-        return tokens
-    names = [str(token) for token in tokens]
-    for place in range(1, len(tokens) - 2):
-        is_last = ")" not in names[place:-1] or "(" in names[place + 1 : -1]
-        if names[place] == "(" and names[place + 1] in _EQUALS and is_last:
-            return [*tokens[:place], *tokens[place + 1 : -1]]
-    place = next((i for i, token in enumerate(tokens) if token.text.casefold() in _OR), 0)
-    is_opened = place > 1 and str(tokens[place - 1]) == "("
-    if not is_opened and not tokens[place].text.startswith("(or"):
-        return tokens
-    return [*tokens[: place - is_opened], Token("text", "or", True), *tokens[place + 1 : -1]]

@@ -65,11 +65,6 @@ _SYMBOLS = {
 }  # fmt: skip
 """Names that stand for words of the question."""
 _NAMED = re.compile(r"(\\?[A-Za-z]{1,5}+) ?= ?(?=[^=]++\Z)")
-_NO_OTHERS = re.compile(
-    r"[,;.]?(?: and| with)?+(?: there (?:are|is|exist))?+ no others?"
-    r"(?: (?:such )?(?:solution|value|pair|triple|integer|number|function|root)s?)?(?= *[.}]|\Z)"
-)
-"""Words that say that an answer is complete."""
 _UNIT_BEHIND = re.compile(r"\\text\{[^{}]*+\}\Z")
 _PRICE = re.compile(r"-?\$\d")
 _SIGN = re.compile(r"(?:=|:|\\approx|≈)(?!=)\s*+")
@@ -343,7 +338,7 @@ def prose_of(text: str, question: str) -> Prose | None:
 def _plain(text: str) -> str:
     for shown, plain in (("a.m.", "am"), ("p.m.", "pm"), ("per cent", "percent")):
         text = text.replace(shown, plain)
-    return _NO_OTHERS.sub("", text) if "no other" in text else text
+    return text
 
 
 def _is_unit_word(word: str) -> bool:
@@ -776,24 +771,10 @@ def _paired(
     values = prose.values
     labels = _labels(prose)
     kind = gold_tree[0] if gold_tree else ""
-    # The word between two values can make them one: a ratio, a product, a mixed number, a base.
-    if len(values) == 2:
-        between = prose.gaps[1]
-        if "to" in between and (kind == "ratio" or "ratio" in question):
-            yield gold, ":".join(_in_question_order(values, labels, question) or values)
-            return
-        if between == ["by"] and kind in ("mul", "list"):
-            yield gold, (" \\times " if kind == "mul" else ", ").join(values)
-            return
-        if kind == "mixed" and between == ["and"]:
-            yield gold, f"{values[0]} {values[1]}"
-            return
-        if kind == "based" and between[-1:] == ["base"]:
-            yield gold, f"{values[0]}_{{{values[1]}}}"
-            return
-        if between == ["in"] and {"probability", "chance", "odds"} & words_of(question):
-            yield gold, f"\\frac{{{values[0]}}}{{{values[1]}}}"
-            return
+    of_chance = {"probability", "chance", "odds"} & words_of(question)
+    if len(values) == 2 and prose.gaps[1] == ["in"] and of_chance:  # 1 in 6
+        yield gold, f"\\frac{{{values[0]}}}{{{values[1]}}}"
+        return
     if wanted is None or len(wanted.values) != len(values):
         ordered = _in_question_order(values, labels, question)
         is_open = any("or" in gap for gap in prose.gaps)
