@@ -355,7 +355,7 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     if not modulus and tokens and tokens[0].text in _IDENTITIES:  # f(x) \\equiv 0
         equals = Token("sign", "=", False)
         tokens = [equals if str(token) == "\\equiv" else token for token in tokens]
-    tokens = phrases.with_base(phrases.with_remainder(_without_left_sides(tokens)))
+    tokens = phrases.as_numerals(_without_left_sides(tokens))
     try:
         reading = read(phrases.with_sets(tokens[_answer_start(tokens) or 0 :]), letters_are_units)
     except UnreadableError:

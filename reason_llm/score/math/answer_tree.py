@@ -7,6 +7,7 @@ reader does not know is refused: numbers side by side are no product, and words 
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from reason_llm.score.math.latex_tokens import Token
@@ -785,6 +786,40 @@ def subtrees(tree: Tree) -> Iterator[Tree]:
         if isinstance(member, list) and member and isinstance(member[0], (str, list)):
             for entry in [member] if isinstance(member[0], str) else member:  # a matrix's row
                 yield from subtrees(entry)
+
+
+def mapped(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
+    """The tree with a change made to each of its members that is a tree."""
+    return [
+        [change(entry) for entry in member]  # a matrix's row
+        if isinstance(member, list) and member and isinstance(member[0], list)
+        else change(member)
+        if isinstance(member, list)
+        else member
+        for member in tree
+    ]
+
+
+def with_sign(tree: Tree, is_upper: bool) -> Tree:
+    """The tree with the upper or the lower sign of each plus-minus."""
+    if tree[0] not in ("pm", "mp"):
+        return mapped(tree, lambda member: with_sign(member, is_upper))
+    inner = with_sign(tree[1], is_upper)
+    return inner if (tree[0] == "pm") == is_upper else ["neg", inner]
+
+
+def literal(tree: Tree) -> Fraction | None:
+    """The value of digits, a mixed number or a repeating decimal; None of other trees."""
+    match tree:
+        case ["num", digits]:
+            return Fraction(digits)
+        case ["mixed", *parts]:
+            whole, numerator, denominator = map(int, parts)
+            return whole + Fraction(numerator, denominator)
+        case ["rep", whole, start, period]:
+            numerator = int(whole + start + period) - int(whole + start or "0")
+            return Fraction(numerator, int("9" * len(period) + "0" * len(start)))
+    return None
 
 
 def holds(tree: Tree, *kinds: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import gcd
 
-from reason_llm.score.math.answer_form import FREE, form_of, is_scientific
+from reason_llm.score.math.answer_form import FREE, form_of, is_scientific, unsigned
 from reason_llm.score.math.answer_tree import Reading, Tree, holds, subtrees
 from reason_llm.score.math.numeric import value_of
 from reason_llm.score.math.question import MAX_CHARACTERS, words_of
@@ -458,7 +458,7 @@ def _is_scientific(gold: Tree, answer: Tree) -> bool:
 
 
 def _is_in_lowest_terms(gold: Tree, answer: Tree) -> bool:
-    answer = _unsigned(answer)
+    answer = unsigned(answer)
     if answer[0] == "mixed":
         return gcd(int(answer[2]), int(answer[3])) == 1
     return _is_fraction(gold, answer) and "reducible" not in form_of(answer).steps
@@ -480,14 +480,10 @@ def _is_interval(gold: Tree, answer: Tree) -> bool:
     )
 
 
-def _unsigned(tree: Tree) -> Tree:
-    return list(tree[1]) if tree[0] == "neg" else tree
-
-
 _FORMS = (
     (("decimal", "nearest"), _DECIMAL, _is_decimal),
     (("scientific",), _SCIENTIFIC, _is_scientific),
-    (("mixed",), _MIXED, lambda gold, answer: _unsigned(answer)[0] == "mixed"),
+    (("mixed",), _MIXED, lambda gold, answer: unsigned(answer)[0] == "mixed"),
     (("term", "form", "fraction", "irreducible"), _LOWEST, _is_in_lowest_terms),
     (("fraction",), _FRACTION, _is_fraction),
     (("improper",), _IMPROPER, lambda g, a: _is_fraction(g, a) and not holds(a, "mixed")),

@@ -23,7 +23,7 @@ from typing import Any
 import sympy
 from sympy import Expr, ImmutableMatrix, MatrixBase, Rational, Set, Symbol
 
-from reason_llm.score.math.answer_tree import Tree, holds, subtrees
+from reason_llm.score.math.answer_tree import Tree, holds, literal, mapped, subtrees, with_sign
 from reason_llm.score.math.units import word_set
 from reason_llm.workers import serve
 
@@ -136,7 +136,7 @@ def _resolved(tree: Tree) -> Tree:
         flat = [i for item in items for i in (item[1:] if item[0] == "list" else [item])]
         return [tree[0], *(flat if is_flat else items)]
     if tree[0] != "rel" and not _is_set(tree) and holds(tree, "pm", "mp"):
-        return ["list", _with_sign(tree, True), _with_sign(tree, False)]
+        return ["list", with_sign(tree, True), with_sign(tree, False)]
     return tree
 
 
@@ -146,13 +146,6 @@ def _is_angle(first: Tree, second: Tree) -> bool:
     if degrees[0] != "deg" or holds(radians, "deg"):
         return False
     return same(["frac", ["mul", degrees[1], ["const", "pi"]], ["num", "180"]], radians)
-
-
-def _with_sign(tree: Tree, is_upper: bool) -> Tree:
-    if tree[0] in ("pm", "mp"):
-        inner = _with_sign(tree[1], is_upper)
-        return inner if (tree[0] == "pm") == is_upper else ["neg", inner]
-    return [_with_sign(member, is_upper) if isinstance(member, list) else member for member in tree]
 
 
 def _same_functions(gold: Tree, answer: Tree) -> bool:
@@ -460,14 +453,8 @@ def _points(symbols: Iterable[Symbol]) -> list[dict[Symbol, Rational]]:
 def value(tree: Tree, is_complex: bool = False) -> Value:
     """The sympy object that a tree is; UnknownError if it is none."""
     match tree:
-        case ["num", digits]:
-            return Rational(digits)
-        case ["mixed", *parts]:
-            whole, numerator, denominator = map(sympy.Integer, parts)
-            return whole + Rational(numerator, denominator)
-        case ["rep", whole, start, period]:
-            numerator = int(whole + start + period) - int(whole + start or "0")
-            return Rational(numerator, int("9" * len(period) + "0" * len(start)))
+        case ["num" | "mixed" | "rep", *_]:
+            return Rational(literal(tree))
         case ["var", name]:
             return Symbol(name, real=None if is_complex else True)
         case ["const", name] if name in _CONSTANTS:
@@ -551,7 +538,7 @@ def _has_bare_logarithm(tree: Tree) -> bool:
 
 def _with_base_ten(tree: Tree) -> Tree:
     """Read ``\\log`` without a base as the logarithm to base ten."""
-    tree = [_with_base_ten(member) if isinstance(member, list) else member for member in tree]
+    tree = mapped(tree, _with_base_ten)
     return [*tree, ["num", "10"]] if tree[:2] == ["call", "log"] and len(tree) == 3 else tree
 
 

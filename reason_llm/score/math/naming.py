@@ -5,14 +5,22 @@ equation with any other left side stays an equation: ``x + 100 = 25`` does not a
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
 from itertools import permutations
 
 from reason_llm.score.math import constraints
 from reason_llm.score.math.answer_form import form_of, work_left
-from reason_llm.score.math.answer_tree import LABELS, Tree, holds, subtrees, variables
+from reason_llm.score.math.answer_tree import (
+    LABELS,
+    Tree,
+    holds,
+    mapped,
+    subtrees,
+    variables,
+    with_sign,
+)
 from reason_llm.score.math.numeric import TOLERANCE, is_near, is_scalar, value_of
 from reason_llm.score.math.question import read_question, words_of
 from reason_llm.score.math.units import word_set
@@ -238,7 +246,7 @@ def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
         case ["mul", ["num", "1"], ["const", "i"] as one] if one in subtrees(gold):
             return list(one)
         case ["mul" | "rel" | "add" | "neg", *_]:
-            return _mapped(answer, lambda member: _in_standard_form(gold, member))
+            return mapped(answer, lambda member: _in_standard_form(gold, member))
     return answer
 
 
@@ -256,7 +264,7 @@ def _in_exponential_form(tree: Tree) -> Tree:
             above = rest[0] if len(rest) == 1 else ["mul", *rest]
             return _direction(["frac", above, below])
         case ["mul" | "neg" | "list" | "set", *_]:
-            return _mapped(tree, _in_exponential_form)
+            return mapped(tree, _in_exponential_form)
     return tree
 
 
@@ -411,13 +419,7 @@ def _points(tree: Tree) -> list[Tree]:
         return [tree[1], ["tuple", *(["neg", coordinate] for coordinate in tree[1][1:])]]
     if tree[0] != "tuple" or kinds.count("pm") != 1:
         return [tree]
-    return [_with_sign(tree, is_upper) for is_upper in (True, False)]
-
-
-def _with_sign(tree: Tree, is_upper: bool) -> Tree:
-    if tree[0] == "pm":
-        return list(tree[1]) if is_upper else ["neg", tree[1]]
-    return _mapped(tree, lambda member: _with_sign(member, is_upper))
+    return [with_sign(tree, is_upper) for is_upper in (True, False)]
 
 
 def is_same_family(gold: Tree, answer: Tree) -> bool:
@@ -446,7 +448,7 @@ def _members(tree: Tree, name: str) -> list[complex]:
         if value is None or variables(value) != {name} or value[0] in _SEVERAL or num_signs > 1:
             return []
         for sign in (True, False)[: 1 + num_signs]:
-            signed = _with_sign(value, sign)
+            signed = with_sign(value, sign)
             numbers = [value_of(_renamed(signed, name, _integer(n))) for n in _INTEGERS]
             if not all(map(is_scalar, numbers)):
                 return []
@@ -499,12 +501,7 @@ def _rows_of(tree: Tree, other: Tree) -> Tree | None:
 def _as_columns(tree: Tree) -> Tree:
     if tree[0] == "tuple":
         return ["matrix", *([coordinate] for coordinate in tree[1:])]
-    return [
-        _as_columns(member)
-        if isinstance(member, list) and member[:1] and isinstance(member[0], str)
-        else member
-        for member in tree
-    ]
+    return mapped(tree, _as_columns)
 
 
 def _from_unit_vectors(tree: Tree) -> Tree | None:
@@ -598,12 +595,7 @@ def _with_parameter(gold: Tree, name: str, answer: Tree, answer_name: str) -> Tr
 def _renamed(tree: Tree, name: str, new: Tree) -> Tree:
     if tree == ["var", name]:
         return new
-    return _mapped(tree, lambda member: _renamed(member, name, new))
-
-
-def _mapped(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
-    """The tree with a change made to each of its members that is a tree."""
-    return [change(member) if isinstance(member, list) else member for member in tree]
+    return mapped(tree, lambda member: _renamed(member, name, new))
 
 
 def _set_named(tree: Tree) -> Tree:
