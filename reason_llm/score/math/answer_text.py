@@ -24,9 +24,9 @@ from reason_llm.score.math.latex_tokens import Token, tokenize, whole_numerals
 from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_far_apart
 from reason_llm.score.math.question import read_question, words_of
-from reason_llm.score.math.units import canonical, conversion_factor, is_unit, word_set
+from reason_llm.score.math.units import conversion_factor, is_unit, word_set
 
-_LEAD_WORDS = word_set(
+LEAD_WORDS = word_set(
     """
     the a final correct our answer answers result value values solution solutions option choice
     total sum product difference quotient remainder number area volume perimeter circumference
@@ -40,26 +40,7 @@ _LEAD_WORDS = word_set(
     """
 )
 """Words that may stand before an answer and say nothing of its value."""
-_VERBS = word_set(
-    """
-    is are was were be equals has have had needs need costs cost pays pay paid earns earn earned
-    spends spent takes took travels traveled makes made gets got uses used sold sells works worked
-    walks walked drives drove runs ran weighs weighed reads wrote bought buys saves saved receives
-    received collects collected contains holds gives
-    """
-)
-"""Verbs that the answer of a sentence may follow."""
-_SMALL_WORDS = word_set(
-    """
-    the a an of in on at for by with from there that this he she they we it i his her their its
-    our so therefore thus hence each every left total altogether all now will can
-    exactly such property properties condition conditions
-    """
-)
-_ADVERBIAL = word_set("of in on at for with from each every left altogether now away apart old")
-"""Words behind a value with which what the question knows begins: ``in the class``."""
 _ARTICLES = word_set("a an the")
-_JOINING = word_set("and to one ones or i")
 ORDINALS = frozenset(["st", "nd", "rd", "th"])
 _MONTH_NAMES = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september",
@@ -194,19 +175,6 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     if first.is_too_large or second.is_too_large:
         return first.value == second.value
     return Question(*trees)
-
-
-def are_known(words: list[str], question: str) -> bool:
-    """Whether words behind a value are the question's or say nothing of a value."""
-    asked = words_of(question)
-    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | _JOINING
-    return all(
-        word in known
-        or canonical(word) in known
-        or (len(word) < 9 and word in question)
-        or word.removesuffix("ing") in asked
-        for word in map(str.casefold, words)
-    )
 
 
 def is_bare_word(gold: str) -> bool:
@@ -472,7 +440,7 @@ def _answer_start(tokens: list[Token]) -> int | None:
         words = token.text.lower().replace(":", " : ").replace(",", " , ").split()
         if token.kind not in ("letters", "text") and token.text not in (",", ":"):
             break
-        if not all(word in _LEAD_WORDS or word in ",:" for word in words):
+        if not all(word in LEAD_WORDS or word in ",:" for word in words):
             break
         if (
             words[-1] in _LEADS
@@ -557,7 +525,7 @@ def _numeral(text: str) -> tuple[bool, str, str] | None:
 
 def _same_words(gold: list[Token], answer: list[Token], question: str) -> bool | None:
     """Whether words, or letters of a choice, are the same; None where one is no words."""
-    if len(gold) > 1 and gold[0].text.casefold() in _LEAD_WORDS:  # The answer is C
+    if len(gold) > 1 and gold[0].text.casefold() in LEAD_WORDS:  # The answer is C
         gold = gold[_answer_start(gold) or 0 :] or gold
     letters = [_chosen_letters(tokens, question) for tokens in (gold, answer)]
     if all(letters):
@@ -750,7 +718,7 @@ def _choice_letter(tokens: list[Token]) -> str:
     text = "".join(token.text for token in tokens).strip()
     if len(tokens) == 1 and tokens[0].kind == "text":
         *lead, text = text.split() or [""]
-        if not all(word.lower().strip(":") in _LEAD_WORDS for word in lead):
+        if not all(word.lower().strip(":") in LEAD_WORDS for word in lead):
             return ""
     letter = text.removeprefix("(").removesuffix(".").removesuffix(")")
     return letter if len(text) <= len("(C).") and letter in _CHOICES else ""
@@ -797,7 +765,7 @@ def _chosen_letters(tokens: list[Token], question: str) -> set[str]:
     chosen: dict[str, list[Token]] = {}
     for token in tokens:
         name = token.text
-        if len(name) > 1 and not chosen and name.casefold().rstrip("s") in _LEAD_WORDS:
+        if len(name) > 1 and not chosen and name.casefold().rstrip("s") in LEAD_WORDS:
             continue
         is_letters = name.isupper() and set(name) <= options.keys()
         if is_letters and not (chosen.keys() & set(name)):

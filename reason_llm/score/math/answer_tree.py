@@ -189,7 +189,7 @@ class _TreeReader:
 
     def answer(self) -> Tree:
         """The whole: one item, or several behind commas, semicolons, ``and``, ``or``; ``either`` of
-        those that have ``or`` alone between them, ``same`` of two with ``i.e.`` between them."""
+        those that have ``or`` alone between them."""
         self.is_rounded = self.take("=", "\\approx", ":") == "\\approx"
         groups: list[list[Tree]] = [[self.item()]]
         joins: list[str] = []
@@ -208,14 +208,12 @@ class _TreeReader:
             return _joined(groups[0], joins)
         if len(groups) == 1 and set(joins) == {"or"}:
             return ["either", *groups[0]]
-        if len(groups) == 1 and joins == ["i.e."]:
-            return ["same", *groups[0]]
         return _listed([_listed(group) for group in groups])
 
     def separator(self) -> str:
-        """Read ``,``, ``;``, ``and``, ``or`` or ``i.e.``, also behind a comma; empty for others."""
+        """Read ``,``, ``;``, ``and``, and ``or``, also behind a comma; empty for others."""
         separator = self.take(",", ";")
-        if self.name().lower() in (*_JOINS, "i.e.") and self.kind() in ("text", "letters"):
+        if self.name().lower() in _JOINS and self.kind() in ("text", "letters"):
             separator = self.name().lower()
             self.index += 1
         return separator
@@ -248,7 +246,7 @@ class _TreeReader:
         may_follow = True
         while self.index < len(self.tokens):
             name, kind = self.name(), self.kind()
-            is_join = kind in ("text", "letters") and name.lower() in (*_JOINS, "i.e.")
+            is_join = kind in ("text", "letters") and name.lower() in _JOINS
             if name in (",", ";") or (is_join and self.name(1)):
                 break
             if pieces and name in ("=", "\\approx"):

@@ -23,7 +23,7 @@ _INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:eq?|t)(?:slant)?(?![A-Za-z])")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
 _LONGEST_ITEM = 40
 _SAME_WORDS = {"true": "Yes", "false": "No", "yes": "True", "no": "False"}
-_SEVERAL = ("list", "either", "same", "cup", "cap")
+_SEVERAL = ("list", "either", "cup", "cap")
 _QUOTED_WORDS = 8
 """Number of consecutive words that an answer can only have copied from the question."""
 Equality = Literal["form", "value"]

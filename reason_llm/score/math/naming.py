@@ -130,8 +130,6 @@ def _values(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None
         value = value_named(gold)
         if value is not None:
             return _unnamed(value, answer, question)
-    if answer[0] == "same":  # all reals but 2, i.e. x \\neq 2
-        answer = ["chain", *answer[1:]]
     if answer[0] == "either":  # 7/2 or 3.5: one value in two forms, or two values
         is_single = gold[0] not in (*_SETS, "rel") and not holds(gold, "pm", "mp")
         answer = ["chain" if is_single else "list", *answer[1:]]
@@ -340,7 +338,7 @@ def _in_radians(tree: Tree, other: Tree, question: str) -> Tree:
 
 def _with_unit_last(gold: Tree, answer: Tree) -> Tree:
     """``60^\\circ = \\pi/3`` for ``\\pi/3 = 60^\\circ``, where the gold answer is in radians."""
-    if not (answer[0] in ("either", "same") or is_equality(answer)) or answer[-1][0] == "var":
+    if not (answer[0] == "either" or is_equality(answer)) or answer[-1][0] == "var":
         return answer
     is_degree = _right_side(gold)[0] == "deg"
     members = [member for member in answer if isinstance(member, list)]

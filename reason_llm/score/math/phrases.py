@@ -36,7 +36,6 @@ _LEFT_STARTS = (
 )  # fmt: skip
 _VECTORS = word_set(r"\vec \mathbf \overrightarrow \boldsymbol \hat")
 _LONGEST_OPERATOR = 6
-_CHOOSE = frozenset("{}_^C")
 _OF_SETS = word_set(r"\cap \cup \setminus \mathcal ( ) , ' | \mid \{ \} { } ^ c")
 _NUMBER_FUNCTIONS = word_set("tau sigma phi varphi mu pi omega zeta")
 _SETS = {
@@ -85,6 +84,17 @@ _NUMERALS = tuple(
     ]
 )
 """``12 \\text{ remainder } 5`` and ``45 \\text{ (base 10)}``."""
+_OTHER_FORM = (
+    (
+        re.compile(
+            r"(?<=.)(?:\n[,;(](?=\n))*+\n\(?(?:i\n\.\ne\n\.|i\.e\.|that[\n ]is)"
+            r"(?:\n(?:[,.]|the|ratio|is|value|answer|it)(?=\n))*+",
+            re.IGNORECASE,
+        ),
+        r"\\text{or}",
+    ),
+)
+"""``, i.e. the ratio is 1:3`` behind one third is another form, as behind ``or``."""
 _CONSTANT = word_set(
     """
     where with for with and is are a an the any some every all arbitrary constant constants of
@@ -94,8 +104,6 @@ _CONSTANT = word_set(
 """Words of a remark about a constant."""
 _KINDS_OF_CONSTANT = word_set("constant constants integer integers real reals")
 _INTEGERS = frozenset("knmjltrs")
-_THAT_IS = (["i", ".", "e", "."], ["i.e."], ["that is"], ["that", "is"])
-_LEADING = frozenset([",", ".", "the", "ratio", "is", "value", "answer", "it"])
 _MARKS = frozenset("(),.{}_")
 
 
@@ -116,12 +124,6 @@ def is_left_side(tokens: list[Token]) -> bool:
     if not _VECTORS.isdisjoint(names) and not {"\\cdot", "\\times"}.isdisjoint(names):
         return not any(map(str.isdigit, names))
     if "\\circ" in names and "^" not in names and names[-1] == ")":  # (f \\circ g)(x)
-        return True
-    if first == "[":  # the coefficient [x^3] of a polynomial
-        return "]" in names
-    if first.isdigit():  # 45_{10}
-        return rest[:1] == ["_"] and set(rest[1:]) <= {"{", "}", "10"}
-    if "C" in names and "_" in names and all(name in _CHOOSE or name.isdigit() for name in names):
         return True
     if first[1:] in _NUMBER_FUNCTIONS and rest[-1:] == [")"]:
         return all(name.isdigit() or name in "_{}()," for name in rest)
@@ -180,8 +182,11 @@ def _rewritten(tokens: list[Token], rules: Sequence[tuple[re.Pattern[str], str]]
     shown = "".join(f"\n{token}" for token in tokens)
     for pattern, latex in rules:
         if match := pattern.search(shown):
-            place = shown.count("\n", 0, match.start())
-            rewritten = [*tokens[:place], *tokenize(match.expand(latex))]
+            start, end = (shown.count("\n", 0, place) for place in match.span())
+            rewritten = [*tokens[:start], *tokenize(match.expand(latex)), *tokens[end:]]
+            brackets = [str(token) for token in rewritten if str(token) in ("(", ")")]
+            if brackets[-1:] == [")"] and brackets.count(")") > brackets.count("("):
+                rewritten.pop()
             return tokens if list(map(str, rewritten)) == list(map(str, tokens)) else rewritten
     return tokens
 
@@ -235,20 +240,19 @@ def with_sets(tokens: list[Token]) -> list[Token]:
         return tokens[end:]
     if rest.removesuffix(" x") not in _EXCEPT:
         return tokens
-    last = next((i for i in range(end, len(tokens)) if tokens[i].text == "i.e."), len(tokens))
     points = [
         Token("sign", ",", False) if token.text in ("and", "or") else token
-        for index, token in enumerate(tokens[end:last], end)
+        for index, token in enumerate(tokens[end:], end)
         if not (token.text in ("x", "=") and "=" in [t.text for t in tokens[index : index + 2]])
     ]
     first, second = (Token("command", brace, False) for brace in ("{", "}"))
-    return [*shown, Token("command", "setminus", True), first, *points, second, *tokens[last:]]
+    return [*shown, Token("command", "setminus", True), first, *points, second]
 
 
 def without_remark(tokens: list[Token]) -> list[Token]:
     """Remove ``, where C is a constant`` behind an answer, which does not change its value.
     ``(C \\in \\mathbb{R})`` becomes a further item."""
-    tokens = _with_other_form(tokens)
+    tokens = _rewritten(tokens, _OTHER_FORM)
     names = [str(token) for token in tokens]
     if names[:1] == ["\\{"] and {":", "\\mid", "|"} & {*names[-8:]}:  # {2\pi n : n \in \mathbb{Z}}
         bar = max(names.index(name) for name in (":", "\\mid", "|") if name in names)
@@ -280,21 +284,3 @@ def without_remark(tokens: list[Token]) -> list[Token]:
     if not words & {"constant", "constants"} and len(names) == 1:
         return [*tokens[:start], *tokenize(f", {names[0]} \\in \\mathbb{{R}}")]
     return tokens[:start]
-
-
-def _with_other_form(tokens: list[Token]) -> list[Token]:
-    """``, i.e. the ratio is 1:3`` at the end as ``i.e. 1:3``."""
-    words = [token.text.casefold() for token in tokens]
-    plain = [word.strip("( ,") or word for word in words]
-    for start in range(1, len(words)):
-        phrases = (words for words in _THAT_IS if plain[start : start + len(words)] == words)
-        shown = next(phrases, None)
-        if shown is None:
-            continue
-        before = start - (words[start - 1] in (",", ";", "("))
-        is_bracketed = "(" in (words[start][:1], words[before]) and words[-1] == ")"
-        rest = tokens[start + len(shown) : len(tokens) - is_bracketed]
-        while rest and rest[0].text.casefold() in _LEADING:
-            del rest[0]
-        return [*tokens[:before], Token("text", "i.e.", True), *rest]
-    return tokens

@@ -13,7 +13,7 @@ from itertools import chain, pairwise
 
 from reason_llm.score.math.answer_text import (
     DIRECTIONS,
-    are_known,
+    LEAD_WORDS,
     is_bare_word,
     is_choice,
     reading_of,
@@ -81,6 +81,7 @@ _SMALL = word_set(
 """Words that are no label."""
 _NO_WORDS = frozenset[str]()
 _VERBS = word_set("is are was were equals equal has have had be contains makes gives as by")
+_BEHIND = word_set("left altogether away apart old cost costs earns earned spent sold saved")
 _DENIALS = word_set(
     """
     not no never neither nor none nothing without isn't aren't wasn't doesn't don't didn't won't
@@ -714,7 +715,7 @@ def _alters_values(prose: Prose, question: str, is_rounded: bool) -> bool:
     asked = words_of(question)
     asked |= _DENIALS if asked & _DENIALS else frozenset()
     count = len(prose.values)
-    if prose.gaps[-1] and not all(are_known(gap, question) for gap in prose.gaps[1:]):
+    if prose.gaps[-1] and not all(_are_known(gap, question) for gap in prose.gaps[1:]):
         return True
     # Words of the question are exempt: an answer repeats them without changing its value.
     for place, gap in enumerate(prose.gaps):
@@ -735,6 +736,19 @@ def _alters_values(prose: Prose, question: str, is_rounded: bool) -> bool:
         elif _is_about_value(words, prose.values[place], place):
             return True
     return False
+
+
+def _are_known(words: list[str], question: str) -> bool:
+    """Whether words behind a value are the question's or say nothing of a value."""
+    asked = words_of(question)
+    known = asked | LEAD_WORDS | _SMALL | _VERBS | _BEHIND
+    return all(
+        word in known
+        or canonical(word) in known
+        or (len(word) < 9 and word in question)
+        or word.removesuffix("ing") in asked
+        for word in words
+    )
 
 
 def _is_about_value(words: list[str], value: str, place: int) -> bool:
