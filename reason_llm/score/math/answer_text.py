@@ -430,7 +430,7 @@ def _normalised(answer: str) -> str:
 
 def _answer_start(tokens: list[Token]) -> int | None:
     """Start of the answer behind words that lead to it; None without such words."""
-    start = None
+    start, has_word = None, False
     if sum(token.text.casefold().rstrip(" :=") in LABELS for token in tokens) > 1:
         return None
     names = [str(token) for token in tokens[:_MAX_LEAD_TOKENS]]
@@ -442,11 +442,9 @@ def _answer_start(tokens: list[Token]) -> int | None:
             break
         if not all(word in LEAD_WORDS or word in ",:" for word in words):
             break
-        if (
-            words[-1] in _LEADS
-            or (words[-1] == ":" and _has_word_before_colon(tokens[: index + 1]))
-            or (words[-1] == "," and start == index)
-        ):
+        has_word |= len(token.text.rstrip(": ")) > _LONGEST_PRODUCT
+        is_behind = words[-1] in _LEADS or (words[-1] == ":" and has_word)
+        if is_behind or (words[-1] == "," and start == index):
             start = index + 1
     return start
 
@@ -477,11 +475,6 @@ def _first_equals(names: list[str]) -> int:
         if name == "=" and not depth:
             return place
     return 0
-
-
-def _has_word_before_colon(tokens: list[Token]) -> bool:
-    """Whether a word stands before a colon."""
-    return any(len(token.text.rstrip(": ")) > _LONGEST_PRODUCT for token in tokens)
 
 
 def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] | None:
@@ -539,7 +532,7 @@ def _same_words(gold: list[Token], answer: list[Token], question: str) -> bool |
             return False
     if phrases.means_empty_set(gold) and phrases.means_empty_set(answer):
         return True
-    if "".join(map(str, gold)) == "0" and constraints.asks_for_number(question):
+    if "".join(map(str, gold)) == "0" and constraints.demands_of(question).number:
         rest = answer[len(gold) :] if answer[: len(gold)] == gold else answer
         if phrases.means_empty_set(rest):  # 0 (no solutions)
             return True
@@ -906,7 +899,7 @@ def _choice_marks(tokens: list[Token], anywhere: bool = False) -> list[tuple[str
 
 def _is_less_exact(gold: Reading, answer: Reading, question: str) -> bool:
     """Whether the answer is about a number, or a list with it, where the gold one is the number."""
-    is_exact = not constraints.asks_to_round(question)
+    is_exact = not constraints.demands_of(question).rounded
     is_exact &= not gold.is_rounded and not variables(gold.tree)
     is_exact &= not any(part[0] == "num" and "." in part[1] for part in subtrees(gold.tree))
     return (answer.is_rounded and is_exact) or (

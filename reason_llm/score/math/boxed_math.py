@@ -48,7 +48,7 @@ def matches(
     question = last_question(question)
     if is_quoted(gold, answer, question) or are_joined_otherwise(gold, answer):
         return 0.0
-    is_percent = constraints.asks_for_percent(question)
+    is_percent = constraints.demands_of(question).percent
     # One reading must pass all checks: equal in one and worked out in another is not enough.
     for gold_reading, answer_reading in _readings(gold, answer, question):
         if equality == "form" and not is_worked_out(gold_reading, answer_reading, question):
@@ -104,7 +104,7 @@ def same_word(gold: str, question: str) -> str | None:
     if len(words) == 2 and words[0].isdecimal() and words[1] in answer_text.ORDINALS:  # 12th
         return words[0]
     if words == ["infinitely", "many"]:
-        return "\\infty" if constraints.asks_for_number(question) else None
+        return "\\infty" if constraints.demands_of(question).number else None
     word = _SAME_WORDS.get(words[0]) if len(words) == 1 else None
     is_yes_or_no = word in ("True", "False")
     is_asked = "true" in question.casefold() if is_yes_or_no else asks_yes_or_no(question)
@@ -173,9 +173,9 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
         return False
     are_curves = all(naming.is_equality(side) and len(variables(side)) > 1 for side in compared)
     # Before the names: ``2x + y = 5`` and ``y = 5 - 2x`` are solved for different variables.
-    if are_curves and constraints.asks_for_curve(question):
+    if are_curves and constraints.demands_of(question).curve:
         return answer_form.work_left(*compared) <= {"fraction", "signs"}
-    may_have_root = not constraints.asks_for_simplest(question)
+    may_have_root = not constraints.demands_of(question).simplest
     finals = _finals(*compared)
     if all(answer_form.work_left(compared[0], final, may_have_root) for final in finals):
         return False
@@ -240,10 +240,10 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
         if answer_form.is_plain(gold_part) or not has_more or not stated.states(gold_part):
             return False
         return not (is_named and stated.asks_for(tree[2]))
-    if constraints.asks_for_fraction(question) and answer_form.are_one_fraction(gold_part, part):
+    if constraints.demands_of(question).fraction and answer_form.are_one_fraction(gold_part, part):
         return stated.states(part)
     is_one_kind = (gold_part[0] == "rel") == (part[0] == "rel")
-    if answer_form.has_one_root(part) and not constraints.asks_for_simplest(question):
+    if answer_form.has_one_root(part) and not constraints.demands_of(question).simplest:
         return stated.states(part)
     return is_one_kind and stated.asks_for_form(gold_part, part)
 

@@ -100,10 +100,12 @@ def same(gold: Tree, answer: Tree) -> bool:
         return _same_sets(gold, answer)
     if gold[0] in _FINITE or answer[0] in _FINITE:
         return _same_items(gold, answer)
-    if "rel" in (gold[0], answer[0]) and not (gold[0] == answer[0] and _is_equation(gold)):
-        return _same_relations(gold, answer)
-    if gold[0] == "rel":
+    if gold[0] == answer[0] == "rel" and (
+        gold[1] in ("=", "!=") or (len(gold) > 4 and set(gold[1].split()) == {"="})
+    ):
         return _same_equations(gold, answer)
+    if "rel" in (gold[0], answer[0]):
+        return _same_relations(gold, answer)
     if _is_set(gold) or _is_set(answer):
         return _same_sets(gold, answer)
     if gold[0] in ("tuple", "ratio") and answer[0] == gold[0]:
@@ -224,10 +226,6 @@ def _same_items(gold: Tree, answer: Tree) -> bool:
 
 
 # relations and sets
-
-
-def _is_equation(tree: Tree) -> bool:
-    return tree[1] in ("=", "!=") or (len(tree) > 4 and set(tree[1].split()) == {"="})
 
 
 def _same_equations(gold: Tree, answer: Tree) -> bool:

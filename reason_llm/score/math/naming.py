@@ -32,7 +32,7 @@ _EQUALITIES = frozenset(["=", "~"])
 _CONSTANTS = word_set("C c K k A C_1 c_1 C_0 c_0 y_0 constant const")
 _PARAMETERS = word_set("n k m j l N K")
 """Names of the integer that numbers the solutions."""
-_INTEGERS = range(-36, 37)
+_INTEGERS = [["neg", ["num", str(-n)]] if n < 0 else ["num", str(n)] for n in range(-36, 37)]
 """Values of the integer for which two families are compared."""
 _OF_FAMILIES = word_set("power signs")
 _LONGEST_RESIDUE = 1000
@@ -76,14 +76,14 @@ def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | Non
     if is_numbered:
         answer = _with_parameter(gold, name, answer, answer_name)
     is_numbered |= "integer" in question.lower()
-    is_numbered &= bool(domain) or constraints.asks_for_all(question)
+    is_numbered &= bool(domain) or constraints.demands_of(question).solutions
     if is_numbered and is_same_family(gold, answer):
         shared = value_named(gold) if gold[0] == "rel" else gold
         return None if shared is None else (shared, shared)
     if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
         return None  # an interval is no list of its ends
     answer = _without_exclusion(gold, answer, question)
-    gold, answer = (_both_points(tree) for tree in _as_vectors(gold, answer))
+    gold, answer = (_with_points(tree) for tree in _as_vectors(gold, answer))
     gold, answer = _set_named(gold), _set_named(answer)
     gold = ["list", *gold[1:]] if gold[0] == "either" else gold
     if is_equality(answer) and answer[-1] in _EMPTY:
@@ -143,7 +143,7 @@ def _values(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None
 def _right_of_relation(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
     """The gold value and the value of the answer's relation."""
     is_comparison = answer[1] in ("<", ">") and not variables(answer)
-    if is_comparison and (sign := constraints.asks_for_larger(question)):
+    if is_comparison and (sign := constraints.demands_of(question).larger):
         return gold, list(answer[2] if answer[1] == sign else answer[3])
     if not is_equality(answer):
         return gold, answer
@@ -157,7 +157,7 @@ def _right_of_relation(gold: Tree, answer: Tree, question: str) -> tuple[Tree, T
         return _unnamed(gold, ["tuple", *(coordinate for _, coordinate in pairs)], question)
     if gold[0] in ("list", "set") and holds(value, "pm", "mp"):
         return _unnamed(gold, last_value(value), question)
-    value = _as_rounded(gold, value) if constraints.asks_to_round(question) else value
+    value = _as_rounded(gold, value) if constraints.demands_of(question).rounded else value
     return gold, _with_constant_of(gold, value, question)
 
 
@@ -403,19 +403,18 @@ def _is_class(congruence: Tree, family: Tree) -> bool:
     return is_step and _is_whole((line[0] - residue) / modulus)
 
 
-def _both_points(tree: Tree) -> Tree:
+def _with_points(tree: Tree) -> Tree:
     """``(\\pm 4, 0)`` as its two points."""
-    members = tree[1:] if tree[0] == "list" else []
-    if any(member[:1] == ["pm"] and member[1][0] == "tuple" for member in members):
-        return ["list", *(point for member in tree[1:] for point in _points(member))]
-    return ["list", *_points(tree)] if len(_points(tree)) > 1 else tree
+    members = tree[1:] if tree[0] == "list" else [tree]
+    points = [point for member in members for point in _points(member)]
+    return ["list", *points] if len(points) > len(members) else tree
 
 
 def _points(tree: Tree) -> list[Tree]:
-    kinds = [part[0] for part in subtrees(tree)]
-    if tree[:1] == ["pm"] and tree[1][0] == "tuple":
+    if tree[0] == "pm" and tree[1][0] == "tuple":
         return [tree[1], ["tuple", *(["neg", coordinate] for coordinate in tree[1][1:])]]
-    if tree[0] != "tuple" or kinds.count("pm") != 1:
+    num_signs = [part[0] for part in subtrees(tree)].count("pm")
+    if tree[0] != "tuple" or num_signs != 1:
         return [tree]
     return [with_sign(tree, is_upper) for is_upper in (True, False)]
 
@@ -447,15 +446,11 @@ def _members(tree: Tree, name: str) -> list[complex]:
             return []
         for sign in (True, False)[: 1 + num_signs]:
             signed = with_sign(value, sign)
-            numbers = [value_of(_renamed(signed, name, _integer(n))) for n in _INTEGERS]
+            numbers = [value_of(_renamed(signed, name, n)) for n in _INTEGERS]
             if not all(map(is_scalar, numbers)):
                 return []
             solutions.extend(number for number in numbers if is_scalar(number))
     return solutions
-
-
-def _integer(number: int) -> Tree:
-    return ["num", str(number)] if number >= 0 else ["neg", ["num", str(-number)]]
 
 
 def _is_whole(number: complex) -> bool:

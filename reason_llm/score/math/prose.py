@@ -20,7 +20,7 @@ from reason_llm.score.math.answer_text import (
     unwrapped,
 )
 from reason_llm.score.math.answer_tree import FUNCTIONS, MAX_CHARACTERS, Tree
-from reason_llm.score.math.constraints import asking_sentences, asks_to_round
+from reason_llm.score.math.constraints import asking_sentences, demands_of
 from reason_llm.score.math.question import AUXILIARIES, words_of
 from reason_llm.score.math.units import AREAS, canonical, is_known, unit_words, word_set
 
@@ -495,7 +495,7 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
         return
     reading = reading_of(unwrapped(gold), letters_are_units=False)
     gold_tree = reading.tree if reading else None
-    is_rounded = asks_to_round(question)
+    is_rounded = demands_of(question).rounded
     for prose in _candidates(stated, question, bool(wanted)):
         if _alters_values(prose, question, is_rounded) or not prose.values:
             continue
