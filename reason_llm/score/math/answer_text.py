@@ -107,7 +107,7 @@ _BASES = tuple(
 )  # fmt: skip
 _PREFIXES = {"0x": "16", "0b": "2", "0o": "8"}
 _OF_NUMERALS = re.compile(r"\\(?:text(?:bf|tt)?|math(?:rm|bf|tt)|[,;! ])|[{}()$\s]")
-_HEXADECIMAL = re.compile(r"[0-9A-F]++")
+_NUMERAL_OF_BASE = re.compile(r"(0[xbo])?([0-9A-F]++)(?:_(\w++))?+", re.IGNORECASE)
 _LONGEST_LIST = 400
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})++")
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
@@ -393,7 +393,6 @@ def _unwrapped(text: str) -> str:
 
 
 def _has_comma(text: str) -> bool:
-    """Whether a comma is in no braces."""
     depth = 0
     for character in text:
         depth += {"{": 1, "}": -1}.get(character, 0)
@@ -479,28 +478,21 @@ def _first_equals(names: list[str]) -> int:
 
 def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] | None:
     """Digits of two numerals of one base, ``FF`` and ``FF_{16}`` or ``0xFF``; None for others."""
-    if max(len(gold), len(answer)) > _LONGEST_NUMERAL or not (_has_base(answer) or _has_base(gold)):
+    if max(len(gold), len(answer)) > _LONGEST_NUMERAL:
+        return None
+    plain = (_OF_NUMERALS.sub("", text.rpartition("=")[2]) for text in (gold, answer))
+    first, second = map(_NUMERAL_OF_BASE.fullmatch, plain)
+    if first is None or second is None or not any((*first.group(1, 3), *second.group(1, 3))):
+        return None
+    if not any(second.group(1, 3)) and first[2].isdigit():  # as mathematics, 101 and 101_2
         return None
     asked_base = next((base for base, words in _BASES if words.search(question)), "")
-    numerals = []
-    for text in (gold, answer):
-        digits, _, base = _OF_NUMERALS.sub("", text.rpartition("=")[2]).partition("_")
-        base = BASES.get(base, base)
-        if (prefix := digits[:2].lower()) in _PREFIXES and len(digits) > len(prefix):
-            digits, base = digits[2:], _PREFIXES[prefix]
-        numerals.append((digits.upper(), base or asked_base))
-    (gold_digits, base), (answer_digits, other) = numerals
-    if not _has_base(answer) and gold_digits.isdigit():  # as mathematics, 101 and 101_2
-        return None
-    is_bare = gold_digits == _OF_NUMERALS.sub("", answer).upper() and not _has_base(gold)
-    if is_bare or not base.isdigit() or base != other:
-        return None
-    pair = gold_digits, answer_digits
-    return pair if all(map(_HEXADECIMAL.fullmatch, pair)) else None
-
-
-def _has_base(answer: str) -> bool:
-    return "_" in answer or any(prefix in answer for prefix in _PREFIXES)
+    bases = {
+        _PREFIXES.get(str(match[1]).lower()) or BASES.get(match[3], match[3]) or asked_base
+        for match in (first, second)
+    }
+    is_one_base = len(bases) == 1 and bases.pop().isdigit()
+    return (first[2].upper(), second[2].upper()) if is_one_base else None
 
 
 def _numeral(text: str) -> tuple[bool, str, str] | None:
@@ -662,7 +654,6 @@ def _moment(text: str) -> _Moment | None:
 
 
 def _may_be_variables(tokens: list[Token]) -> bool:
-    """Whether it may be a product."""
     return all(len(token.text) <= 3 and token.kind != "text" for token in tokens)
 
 
@@ -719,9 +710,7 @@ def _choice_letter(tokens: list[Token]) -> str:
 
 def _chosen_letter(tokens: list[Token], question: str) -> str | None:
     """The one letter that an answer chooses; empty for several or a wrong text; None for none."""
-    tokens = _without_braces_of_letters(tokens)
-    if tokens and tokens[0].kind == "text":
-        tokens = [*tokenize(tokens[0].text), *tokens[1:]]
+    tokens = _with_plain_letters(tokens)
     tokens = tokens[_answer_start(tokens) or 0 :]
     if alone := _choice_letter([Token(t.kind, t.text.upper(), t.is_spaced) for t in tokens]):
         is_variable = alone.lower() in "".join(t.text for t in tokens) and question
@@ -730,19 +719,17 @@ def _chosen_letter(tokens: list[Token], question: str) -> str | None:
         letter = tokens[0].text if tokens else ""
         is_known = letter in _options(question)
         return letter if is_known and _is_option_text(letter, tokens[1:], question) else None
-    letter, text = _marked(tokens, question) or ("", [])
+    letter, text = _marked(tokens, question)
     return letter if letter and _is_option_text(letter, text, question) else ""
 
 
-def _marked(tokens: list[Token], question: str) -> tuple[str, list[Token]] | None:
-    """The one letter before a text, or behind an option's, ``12 (B)``, and the text; or None."""
-    marks = _choice_marks(tokens)
-    if len(marks) != 1:
-        return None
-    letter, start, end = marks[0]
-    if start == 0:
+def _marked(tokens: list[Token], question: str) -> tuple[str, list[Token]]:
+    """The one letter before a text, or behind an option's, ``12 (B)``, and the text; or nothing."""
+    (letter, start, end), *others = _choice_marks(tokens) or [("", 0, 0)]
+    if letter and not others and start == 0:
         return letter, tokens[end:]
-    return (letter, tokens[:start]) if end == len(tokens) and _options(question) else None
+    is_behind = not others and end == len(tokens) and _options(question)
+    return (letter, tokens[:start]) if is_behind else ("", [])
 
 
 def _chosen_letters(tokens: list[Token], question: str) -> set[str]:
@@ -779,14 +766,18 @@ def as_option(gold: str, question: str) -> tuple[str, ...] | None:
     the letter alone where the text is one letter, too; None for any other."""
     if len(gold) > MAX_CHARACTERS or not (options := _options(question)):
         return None
-    tokens = _without_braces_of_letters(tokens_of(unwrapped(gold)))
-    if tokens and tokens[0].kind == "text":
-        tokens = [*tokenize(tokens[0].text), *tokens[1:]]
-    letter, rest = _marked(tokens, question) or ("", [])
+    letter, rest = _marked(_with_plain_letters(tokens_of(unwrapped(gold))), question)
     if letter not in options or not _is_option_text(letter, rest, question):
         return None
     text = " ".join(map(str, whole_numerals(rest)))
     return (letter,) if len(text) == 1 and text.isalpha() else (letter, text)
+
+
+def _with_plain_letters(tokens: list[Token]) -> list[Token]:
+    """``(B) 9`` of ``\\text{(B) 9}`` and ``(\\text{B}) 9``."""
+    tokens = _without_braces_of_letters(tokens)
+    is_text = tokens[:1] and tokens[0].kind == "text"
+    return [*tokenize(tokens[0].text), *tokens[1:]] if is_text else tokens
 
 
 def _without_braces_of_letters(tokens: list[Token]) -> list[Token]:

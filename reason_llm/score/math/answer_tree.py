@@ -441,7 +441,6 @@ class _TreeReader:
         return _listed(items)
 
     def items(self, within_bars: bool) -> list[Tree]:
-        """Read the items in brackets."""
         bars, self.bars = self.bars, int(within_bars)
         items = [self.relation()]
         while self.take(",", ";"):

@@ -513,7 +513,6 @@ def _is_complex(*trees: Tree) -> bool:
 
 
 def _is_numeral(tree: Tree) -> bool:
-    """Whether it is a plain integer or decimal."""
     return tree[0] == "num" or (tree[0] in ("neg", "deg", "pct") and _is_numeral(tree[1]))
 
 

@@ -276,7 +276,6 @@ def _direction(angle: Tree) -> Tree:
 
 
 def _is_part(tree: Tree) -> bool:
-    """Whether a tree can be a part of a union."""
     return (
         tree[0] == "interval"
         or (tree[0] == "tuple" and len(tree) == 3)

@@ -349,7 +349,6 @@ def _is_unit_word(word: str) -> bool:
 
 
 def _stripped(text: str) -> str:
-    """Strip spaces and punctuation from both ends."""
     if text.count("$") == 1 and _PRICE.match(text.strip()):
         text = text.replace("$", "\\$")
     start = _EDGE.match(text)
@@ -766,7 +765,6 @@ def _is_about_value(words: list[str], value: str, place: int) -> bool:
 
 
 def _labels(prose: Prose) -> list[frozenset[str]]:
-    """The words that label each value."""
     contents = [
         frozenset(canonical(part) for word in gap for part in word.split("-") if part not in _SMALL)
         for gap in prose.gaps
