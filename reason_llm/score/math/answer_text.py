@@ -195,8 +195,8 @@ def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
     if not measures:
         return None
     if len(golds := _measures(gold)) > 1:
-        totals = [_in_unit(each, golds[0].unit[0]) for each in (golds, measures)]
-        return (totals[0], totals[1]) if all(totals) else None
+        first_total, total = (_in_unit(each, golds[0].unit[0]) for each in (golds, measures))
+        return (first_total, total) if first_total and total else None
     if (reading := reading_of(gold, letters_are_units=False)) is None or variables(reading.tree):
         return None
     asked, named = words_of(question), constraints.asked_units(question).named

@@ -59,12 +59,12 @@ _SUCH = ("such that", "x such that", "x where", "where", "for which", "with")
 _MAX_WORDS = 12
 _LEAD = r"(?:\n(?:,|\(?(?:where|with|\\?forall|for(?: (?:all|any|every|each|some))?+)|\()(?=\n))"
 _DOMAIN = r"([a-z])\n\\in\n(\\mathbb(?:\n[{}A-Z^+])++)"
-_INTEGERS = r"([a-z])\n=\n0\n,\n\\pm\n1\n,\n\\pm\n2(?:\n,\n\\pm\n3)?+\n,\n\\ldots"
+_ALL_INTEGERS = r"([a-z])\n=\n0\n,\n\\pm\n1\n,\n\\pm\n2(?:\n,\n\\pm\n3)?+\n,\n\\ldots"
 _STATEMENTS = tuple(
     (re.compile(pattern, re.IGNORECASE), latex)
     for pattern, latex in [
         (rf"(?<=.){_LEAD}*+\n{_DOMAIN}(?:\n\))?+\Z", r", \1 \\in \2"),
-        (rf"(?<=.){_LEAD}*+\n{_INTEGERS}(?:\n\))?+\Z", r", \1 \\in \\mathbb{Z}"),
+        (rf"(?<=.){_LEAD}*+\n{_ALL_INTEGERS}(?:\n\))?+\Z", r", \1 \\in \\mathbb{Z}"),
         (rf"{_LEAD}++\n([^\n]++\n\\neq(?:\n(?!\\neq|\)\Z)[^\n]++)++)(?:\n\))?+\Z", r", \1"),
     ]
 )
@@ -125,6 +125,8 @@ def is_left_side(tokens: list[Token]) -> bool:
         return not any(map(str.isdigit, names))
     if "\\circ" in names and "^" not in names and names[-1] == ")":  # (f \\circ g)(x)
         return True
+    if first == "[":  # the area [ABC] of a triangle, the coefficient [x^3] of a polynomial
+        return "]" in names
     if first[1:] in _NUMBER_FUNCTIONS and rest[-1:] == [")"]:
         return all(name.isdigit() or name in "_{}()," for name in rest)
     if [first, *rest[-1:]] == ["|", "|"]:  # the number of elements of a set

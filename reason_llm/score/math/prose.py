@@ -692,14 +692,10 @@ def _candidates(prose: Prose, question: str, has_words: bool) -> Iterator[Prose]
         about.add(len(shown) - 1)
     if about:
         yield prose.without(about)
-    if not has_words:
-        for place in range(1, len(prose.values)):
-            gap = prose.gaps[place]
-            is_at = gap and (gap[0] in _AT or gap[-1] in _AT)
-            is_for = gap and gap[0] == "for" and set(gap) <= _FOR_ALL
-            is_for = is_for and _ALL_OF.fullmatch(prose.values[place]) is not None
-            if (is_at or is_for) and place == len(prose.values) - 1:
-                yield Prose(prose.values[:place], [*prose.gaps[:place], []])
+    is_at = before and (before[0] in _AT or before[-1] in _AT)
+    is_for = before and before[0] == "for" and set(before) <= _FOR_ALL
+    if not has_words and (is_at or (is_for and _ALL_OF.fullmatch(prose.values[-1]))):
+        yield Prose(prose.values[:-1], [*prose.gaps[:-2], []])
 
 
 def _is_subject_of_next(values: list[str], place: int) -> bool:
