@@ -17,7 +17,7 @@ from itertools import combinations
 from math import gcd, log10
 from typing import Any
 
-from reason_llm.score.math.answer_tree import Tree, holds, subtrees, variables
+from reason_llm.score.math.answer_tree import Tree, holds, literal, subtrees, variables
 from reason_llm.score.math.numeric import TOLERANCE, value_of
 
 Frozen = tuple[Any, ...]
@@ -38,6 +38,7 @@ _CLASSES = {
 _OPEN = frozenset([*_CLASSES.keys() - {"factorial", "binom"}, "arg"])
 """Functions of a number that may have no other way to write their value."""
 _LITERALS = frozenset(["num", "rep", "mixed"])
+_NOTATIONS = {"mixed": "mixed number", "rep": "repeating decimal"}
 FREE = frozenset(
     ["decimal", "percent", "mixed number", "repeating decimal", "power of ten", "reducible"]
 )
@@ -209,28 +210,20 @@ class _Normalising:
     def number(self, tree: Tree) -> Fraction:
         """The value of a literal."""
         # Each notation is a step by name, so that those of the gold answer can be allowed.
-        if tree[0] == "num":
-            number = Fraction(tree[1])
-            if "." in tree[1] and number.denominator > 1:
+        if (number := literal(tree)) is not None:
+            if tree[0] != "num":
+                self.steps.add(_NOTATIONS[tree[0]])
+            elif "." in tree[1] and number.denominator > 1:
                 self.steps.add("decimal")
             return number
         if tree[0] == "pct":
             self.steps.add("percent")
             return self.number(tree[1]) / 100
-        if tree[0] == "mixed":
-            self.steps.add("mixed number")
-            whole, numerator, denominator = map(int, tree[1:])
-            return whole + Fraction(numerator, denominator)
-        if tree[0] == "rep":
-            self.steps.add("repeating decimal")
-            whole, start, period = tree[1:]
-            numerator = int(whole + start + period) - int(whole + start or "0")
-            return Fraction(numerator, int("9" * len(period) + "0" * len(start)))
         self.steps.add("power of ten")
         if tree[0] == "mul":
             sign = -1 if tree[1][0] == "neg" else 1
-            return self.number(_unsigned(tree[1])) * sign * self.number(tree[2])
-        exponent = int(_unsigned(tree[2])[1])
+            return self.number(unsigned(tree[1])) * sign * self.number(tree[2])
+        exponent = int(unsigned(tree[2])[1])
         return Fraction(10) ** (-exponent if tree[2][0] == "neg" else exponent)
 
     # sums
@@ -273,7 +266,7 @@ class _Normalising:
         literals: dict[int, list[Tree]] = {1: [], -1: []}
         roots: dict[int, list[Frozen]] = {1: [], -1: []}
         num_signs = num_sums = num_matrices = 0
-        bases = [_unsigned(factor)[1] for factor, _ in _factors(tree) if factor[0] == "pow"]
+        bases = [unsigned(factor)[1] for factor, _ in _factors(tree) if factor[0] == "pow"]
         bases += [factor for factor, _ in _factors(tree) if factor[0] == "num"]
         if any(base[0] == "num" and bases.count(base) > 1 for base in bases):
             self.steps.add("a product of powers")
@@ -329,7 +322,7 @@ class _Normalising:
     def check_literals(self, tree: Tree, literals: dict[int, list[Tree]]) -> None:
         above = [literal for literal in literals[1] if literal != ["num", "1"]]
         below = literals[-1]
-        if ["num", "1"] in below or (tree[0] == "mul" and ["num", "1"] in map(_unsigned, tree[1:])):
+        if ["num", "1"] in below or (tree[0] == "mul" and ["num", "1"] in map(unsigned, tree[1:])):
             self.steps.add("a factor of 1")
         if len(above) > 1 or len(below) > 1:
             self.steps.add("a product of numbers")
@@ -347,7 +340,7 @@ class _Normalising:
             self.steps.add("a product of numbers")
         if tree[0] == "frac":
             kinds = ("frac", "rep", "mixed", "pct") if not variables(tree) else ()
-            if any(_unsigned(member)[0] == "frac" or holds(member, *kinds) for member in tree[1:]):
+            if any(unsigned(member)[0] == "frac" or holds(member, *kinds) for member in tree[1:]):
                 self.steps.add("a fraction in a fraction")
 
     def check_roots(self, roots: dict[int, list[Frozen]]) -> None:
@@ -384,12 +377,9 @@ class _Normalising:
 
     def open_power(self, tree: Tree, base: Sum, exponent: Sum) -> Sum:
         """A power with variables or constants in its exponent."""
-        parts = list(subtrees(tree[2]))
         if not variables(tree):
-            if ["const", "i"] in parts:
+            if ["const", "i"] in subtrees(tree[2]):
                 self.operations.add("complex exponential")
-            if any(part[0] == "call" and part[1] in ("log", "ln") for part in parts):
-                self.steps.add("a power of a logarithm")
             self.is_too_large |= value_of(tree) is None
         return {((_base(base), _frozen(exponent)),): Fraction(1)}
 
@@ -416,8 +406,6 @@ class _Normalising:
 
     def root(self, tree: Tree) -> Sum:
         self.operations.add("root")
-        if holds(tree[1], "root"):
-            self.operations.add("root in a root")
         index = _rational(_Normalising().sum(tree[2]))
         radicand = self.sum(tree[1])
         if index is None or index < 2 or index.denominator > 1:
@@ -636,7 +624,8 @@ def _factors(tree: Tree, side: int = 1) -> Iterator[tuple[Tree, int]]:
         yield tree, side
 
 
-def _unsigned(tree: Tree) -> Tree:
+def unsigned(tree: Tree) -> Tree:
+    """The tree without minus signs before it."""
     while tree[0] == "neg":
         tree = tree[1]
     return tree
@@ -652,7 +641,7 @@ def _is_literal(tree: Tree) -> bool:
 def _is_power_of_ten(tree: Tree) -> bool:
     if tree[0] != "pow" or tree[1] != ["num", "10"]:
         return False
-    exponent = _unsigned(tree[2])
+    exponent = unsigned(tree[2])
     return bool(exponent[0] == "num" and exponent[1].isdigit() and len(exponent[1]) < 4)
 
 
@@ -661,14 +650,14 @@ def is_scientific(tree: Tree) -> bool:
     return (
         tree[0] == "mul"
         and len(tree) == 3
-        and _unsigned(tree[1])[0] == "num"
+        and unsigned(tree[1])[0] == "num"
         and _is_power_of_ten(tree[2])
     )
 
 
 def _is_rational(tree: Tree) -> bool:
     """Whether a tree is a literal or a fraction of two."""
-    tree = _unsigned(tree)
+    tree = unsigned(tree)
     return _is_literal(tree) or (tree[0] == "frac" and all(map(_is_rational, tree[1:])))
 
 

@@ -4,6 +4,7 @@ import functools
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Literal
 
 from reason_llm.score.math import constraints, phrases
 from reason_llm.score.math.answer_form import form_of, is_plain
@@ -23,9 +24,9 @@ from reason_llm.score.math.latex_tokens import Token, tokenize, whole_numerals
 from reason_llm.score.math.naming import as_asked
 from reason_llm.score.math.numeric import are_far_apart
 from reason_llm.score.math.question import read_question, words_of
-from reason_llm.score.math.units import canonical, conversion_factor, is_unit, word_set
+from reason_llm.score.math.units import conversion_factor, is_unit, word_set
 
-_LEAD_WORDS = word_set(
+LEAD_WORDS = word_set(
     """
     the a final correct our answer answers result value values solution solutions option choice
     total sum product difference quotient remainder number area volume perimeter circumference
@@ -39,26 +40,7 @@ _LEAD_WORDS = word_set(
     """
 )
 """Words that may stand before an answer and say nothing of its value."""
-_VERBS = word_set(
-    """
-    is are was were be equals has have had needs need costs cost pays pay paid earns earn earned
-    spends spent takes took travels traveled makes made gets got uses used sold sells works worked
-    walks walked drives drove runs ran weighs weighed reads wrote bought buys saves saved receives
-    received collects collected contains holds gives
-    """
-)
-"""Verbs that the answer of a sentence may follow."""
-_SMALL_WORDS = word_set(
-    """
-    the a an of in on at for by with from there that this he she they we it i his her their its
-    our so therefore thus hence each every left total altogether all now will can
-    exactly such property properties condition conditions
-    """
-)
-_ADVERBIAL = word_set("of in on at for with from each every left altogether now away apart old")
-"""Words behind a value with which what the question knows begins: ``in the class``."""
 _ARTICLES = word_set("a an the")
-_JOINING = word_set("and to one ones or i")
 ORDINALS = frozenset(["st", "nd", "rd", "th"])
 _MONTH_NAMES = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september",
@@ -66,15 +48,16 @@ _MONTH_NAMES = (
 )  # fmt: skip
 _MONTHS = frozenset(_MONTH_NAMES)
 _TIMES = word_set("clock when")
-_SIGNS_OF_DATES = ("-", ":", "\\colon")
 _TIMES_OF_DAY = (
     ("in the morning", "am"), ("in the afternoon", "pm"), ("in the evening", "pm"),
     ("at night", "pm"), ("12:00 noon", "12 pm"), ("12 noon", "12 pm"), ("12 midnight", "12 am"),
     (" o'clock", ":00"),
 )  # fmt: skip
 _LONGEST_DATE = 40
-_DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})|(\d{1,2}):(\d\d)(?::(\d\d))?+(am|pm)?+", re.ASCII)
-_NUMERIC_DATE = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2([12]\d{3})", re.ASCII)
+_DAYS = ("the day before", "the previous day", "the next day")
+_DATE = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})", re.ASCII)
+_DATE_IN_NUMBERS = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2([12]\d{3})", re.ASCII)
+_TIME = re.compile(r"(\d{1,2})(?::(\d\d)(?::(\d\d))?+(am|pm)?+|(am|pm))", re.ASCII)
 _FORMS_OF_DATES = word_set("iso format yyyy mm dd")
 DIRECTIONS = tuple(
     (one, other)
@@ -124,11 +107,7 @@ _BASES = tuple(
 )  # fmt: skip
 _PREFIXES = {"0x": "16", "0b": "2", "0o": "8"}
 _OF_NUMERALS = re.compile(r"\\(?:text(?:bf|tt)?|math(?:rm|bf|tt)|[,;! ])|[{}()$\s]")
-_HEXADECIMAL = re.compile(r"[0-9A-F]++")
-_TEXT_IN_FORMULA = re.compile(r"\\(?:text|mathrm)\{([A-Za-z ,.]*+)\}")
-_CALCULATION = re.compile(
-    r"(?=[^\d]*+\d)(?:[-\d.,\s+*/()=:{}×]|\\(?:times|cdot|div|left|right|[dt]?+frac|[,;! ]))++"
-)
+_NUMERAL_OF_BASE = re.compile(r"(0[xbo])?([0-9A-F]++)(?:_(\w++))?+", re.IGNORECASE)
 _LONGEST_LIST = 400
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})++")
 _THREES = re.compile(r"[1-9]\d\d(?:,[1-9]\d\d)++")
@@ -162,14 +141,10 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     gold, answer = unwrapped(gold), unwrapped(answer)
     if not gold or not answer:
         return False
-    if is_date(gold, question):
-        return _is_same_date(gold, answer, question)
-    if (dated := _numeric_date(gold)) is not None:
-        return _is_numeric_date(dated, answer, question)
+    if (verdict := _same_moment(gold, answer, question)) is not None:
+        return verdict
     if (pair := _numerals_of_base(gold, answer, question)) is not None:
         return pair[0] == pair[1]
-    if (named := _named_date(gold)) is not None and _date(answer) is not None:
-        return named == _date_in_any_form(answer, question)
     numerals = _numeral(gold), _numeral(answer)
     if None not in numerals:
         return numerals[0] == numerals[1]
@@ -202,19 +177,6 @@ def decide(gold: str, answer: str, question: str = "") -> bool | Question:
     return Question(*trees)
 
 
-def are_known(words: list[str], question: str) -> bool:
-    """Whether words behind a value are the question's or say nothing of a value."""
-    asked = words_of(question)
-    known = asked | _LEAD_WORDS | _VERBS | _SMALL_WORDS | _ADVERBIAL | _JOINING
-    return all(
-        word in known
-        or canonical(word) in known
-        or (len(word) < 9 and word in question)
-        or word.removesuffix("ing") in asked
-        for word in map(str.casefold, words)
-    )
-
-
 def is_bare_word(gold: str) -> bool:
     """Whether a gold answer is one word that is written in any case: ``Yes``, ``No``, ``Bob``."""
     tokens = tokens_of(unwrapped(gold))
@@ -227,84 +189,62 @@ def is_choice(gold: str) -> bool:
 
 
 def converted(gold: str, answer: str, question: str) -> tuple[str, str] | None:
-    """The gold answer, and the answer in its unit, ``90`` for ``1 hour 30 minutes``; both as
-    numbers if they share all units; None for other quantities, and if the question names a unit."""
-    has_unit = any(character.isalpha() for character in answer)
-    if not has_unit or not question:
+    """The gold answer, and the answer in its unit, ``90`` for ``1 hour 30 minutes``; None for other
+    quantities, and if the question names a unit."""
+    measures = _measures(answer) if question else []
+    if not measures:
         return None
-    if (pair := _same_measures(gold, answer)) is not None:
-        return pair
-    if (reading := reading_of(gold, letters_are_units=False)) is None:
+    if len(golds := _measures(gold)) > 1:
+        first_total, total = (_in_unit(each, golds[0].unit[0]) for each in (golds, measures))
+        return (first_total, total) if first_total and total else None
+    if (reading := reading_of(gold, letters_are_units=False)) is None or variables(reading.tree):
         return None
-    measures, spoken = _measures(tokens_of(answer)), words_of(question) & _SIZED
-    if variables(reading.tree) or not (reading.unit or len(measures) > 1 or spoken):
+    asked, named = words_of(question), constraints.asked_units(question).named
+    units, first = reading.unit, measures[0].unit[0]
+    if not units and len(measures) > 1:
+        units = (first,)
+    elif not units:  # 120 minutes for 2, where hours are spoken of
+        spoken = [(unit, "1") for unit in asked & _SIZED]
+        units = tuple(unit for unit in spoken if conversion_factor(first, unit))
+    if len(units) != 1 or not (reading.unit or units[0][0] in asked):
         return None
-    try:
-        parts = [read(measure, letters_are_units=True) for measure in measures]
-    except UnreadableError:
+    if named and not (len(measures) > 1 and named == {units[0]} == {first}):
         return None
-    is_sum = len(parts) > 1 and len(parts[0].unit) == 1
-    units = reading.unit
-    if not units and is_sum:
-        units = parts[0].unit
-    elif not units and len(parts[0].unit) == 1:  # 120 minutes for 2, where hours are spoken of
-        units = tuple(
-            (unit, "1") for unit in spoken if conversion_factor(parts[0].unit[0], (unit, "1"))
-        )
-    if len(units) != 1:
-        return None
-    named = constraints.asked_units(question).named
-    is_known = bool(reading.unit) or units[0][0] in words_of(question)
-    if (named and not (is_sum and named == {units[0]} == {parts[0].unit[0]})) or not is_known:
-        return None
-    total = Fraction(0)
-    for measure in parts:
-        tree = measure.tree[-1] if measure.tree[0] == "rel" else measure.tree
-        scale = conversion_factor(measure.unit[0], units[0]) if len(measure.unit) == 1 else None
-        if scale is None or not is_plain(tree):
-            return None
-        total += dict(form_of(tree).value).get((), Fraction(0)) * scale
-    above, below = total.numerator, total.denominator
-    return gold, f"\\frac{{{above}}}{{{below}}}" if below > 1 else str(above)
+    total = _in_unit(measures, units[0])
+    return (gold, total) if total else None
 
 
-def _same_measures(gold: str, answer: str) -> tuple[str, str] | None:
-    """``2 hours 15 minutes`` and ``2 h 15 min`` as lists of numbers; None for other units."""
-    readings = []
-    measures = [_measures(tokens_of(text)) for text in (gold, answer)]
-    if min(map(len, measures)) < 2:
-        return None
-    for parts in measures:
-        try:
-            readings.append([read(part, letters_are_units=True) for part in parts])
-        except UnreadableError:
-            return None
-    units = [[part.unit for part in parts] for parts in readings]
-    if len(units[0]) < 2 or units[0] != units[1] or not all(map(all, units)):
-        return None
-    first, second = (
-        "(" + ", ".join(str(part.tree[1]) for part in parts if part.tree[0] == "num") + ")"
-        for parts in readings
-    )
-    return first, second
-
-
-def _measures(tokens: list[Token]) -> list[list[Token]]:
-    """``1 hour 30 minutes`` as its two parts."""
+def _measures(text: str) -> list[Reading]:
+    """The two parts of ``1 hour 30 minutes``; empty unless all are a number and a unit."""
     parts: list[list[Token]] = [[]]
-    for token in tokens:
-        last = parts[-1]
+    for token in tokens_of(text):
         for word in token.text.split() if token.kind == "text" else [token.text]:
-            if (
-                token.kind == "number"
-                and last
-                and (last[-1].text in (",", "and") or is_unit(last[-1].text))
-            ):
+            last = parts[-1]
+            is_behind = last and (last[-1].text in (",", "and") or is_unit(last[-1].text))
+            if token.kind == "number" and is_behind:
                 while last and last[-1].text in (",", "and"):
                     last.pop()
                 parts.append([])
             parts[-1].append(Token(token.kind, word, token.is_spaced))
-    return parts
+    try:
+        readings = [read(part, letters_are_units=True) for part in parts]
+    except UnreadableError:
+        return []
+    values = [each.tree[-1] if each.tree[0] == "rel" else each.tree for each in readings]
+    is_measured = all(map(is_plain, values)) and all(len(each.unit) == 1 for each in readings)
+    pairs = zip(readings, values, strict=True)
+    return [replace(each, tree=value) for each, value in pairs] if is_measured else []
+
+
+def _in_unit(measures: list[Reading], unit: tuple[str, str]) -> str | None:
+    """The sum of measures in a unit; None where one measures another quantity."""
+    scales = [conversion_factor(measure.unit[0], unit) for measure in measures]
+    numbers = [dict(form_of(measure.tree).value).get((), Fraction(0)) for measure in measures]
+    if None in scales:
+        return None
+    total = sum(number * (scale or 0) for number, scale in zip(numbers, scales, strict=True))
+    above, below = Fraction(total).as_integer_ratio()
+    return f"\\frac{{{above}}}{{{below}}}" if below > 1 else str(above)
 
 
 def is_embellished(gold: str, answer: str) -> bool:
@@ -333,9 +273,9 @@ def as_lists(gold: str, answer: str) -> tuple[str, str] | None:
 def words_decide(gold: str, answer: str, question: str = "") -> bool:
     """Whether words, letters of a choice or a date decide about the answer."""
     gold, answer = unwrapped(gold), unwrapped(answer)
-    if is_date(gold, question) or _numerals_of_base(gold, answer, question) is not None:
+    if _same_moment(gold, answer, question) is not None:
         return True
-    if _numeric_date(gold) is not None:
+    if _numerals_of_base(gold, answer, question) is not None:
         return True
     is_long = max(len(gold), len(answer)) > MAX_CHARACTERS
     return is_long or _same_words(tokens_of(gold), tokens_of(answer), question) is not None
@@ -343,8 +283,7 @@ def words_decide(gold: str, answer: str, question: str = "") -> bool:
 
 def is_only_text(gold: str) -> bool:
     """Whether a gold answer with digits is neither mathematics nor a date: only its words match."""
-    dates = (is_date(gold, ""), _named_date(gold) is not None, _numeric_date(gold) is not None)
-    if not any(map(str.isdecimal, gold)) or any(dates):
+    if not any(map(str.isdecimal, gold)) or _moment(gold) is not None:
         return False
     if any(letter.isalpha() and ord(letter) >= _FIRST_FOREIGN for letter in gold):
         return ord(max(filter(str.isalpha, gold))) < _FIRST_SYMBOL  # 12只, but not 𝜋
@@ -384,7 +323,7 @@ def reading_of(answer: str, letters_are_units: bool) -> Reading | None:
     if not modulus and tokens and tokens[0].text in _IDENTITIES:  # f(x) \\equiv 0
         equals = Token("sign", "=", False)
         tokens = [equals if str(token) == "\\equiv" else token for token in tokens]
-    tokens = phrases.with_base(phrases.with_remainder(_without_left_sides(tokens)))
+    tokens = phrases.as_numerals(_without_left_sides(tokens))
     try:
         reading = read(phrases.with_sets(tokens[_answer_start(tokens) or 0 :]), letters_are_units)
     except UnreadableError:
@@ -454,7 +393,6 @@ def _unwrapped(text: str) -> str:
 
 
 def _has_comma(text: str) -> bool:
-    """Whether a comma is in no braces."""
     depth = 0
     for character in text:
         depth += {"{": 1, "}": -1}.get(character, 0)
@@ -491,7 +429,7 @@ def _normalised(answer: str) -> str:
 
 def _answer_start(tokens: list[Token]) -> int | None:
     """Start of the answer behind words that lead to it; None without such words."""
-    start = None
+    start, has_word = None, False
     if sum(token.text.casefold().rstrip(" :=") in LABELS for token in tokens) > 1:
         return None
     names = [str(token) for token in tokens[:_MAX_LEAD_TOKENS]]
@@ -501,13 +439,11 @@ def _answer_start(tokens: list[Token]) -> int | None:
         words = token.text.lower().replace(":", " : ").replace(",", " , ").split()
         if token.kind not in ("letters", "text") and token.text not in (",", ":"):
             break
-        if not all(word in _LEAD_WORDS or word in ",:" for word in words):
+        if not all(word in LEAD_WORDS or word in ",:" for word in words):
             break
-        if (
-            words[-1] in _LEADS
-            or (words[-1] == ":" and _has_word_before_colon(tokens[: index + 1]))
-            or (words[-1] == "," and start == index)
-        ):
+        has_word |= len(token.text.rstrip(": ")) > _LONGEST_PRODUCT
+        is_behind = words[-1] in _LEADS or (words[-1] == ":" and has_word)
+        if is_behind or (words[-1] == "," and start == index):
             start = index + 1
     return start
 
@@ -540,35 +476,23 @@ def _first_equals(names: list[str]) -> int:
     return 0
 
 
-def _has_word_before_colon(tokens: list[Token]) -> bool:
-    """Whether a word stands before a colon."""
-    return any(len(token.text.rstrip(": ")) > _LONGEST_PRODUCT for token in tokens)
-
-
 def _numerals_of_base(gold: str, answer: str, question: str) -> tuple[str, str] | None:
     """Digits of two numerals of one base, ``FF`` and ``FF_{16}`` or ``0xFF``; None for others."""
-    if max(len(gold), len(answer)) > _LONGEST_NUMERAL or not (_has_base(answer) or _has_base(gold)):
+    if max(len(gold), len(answer)) > _LONGEST_NUMERAL:
+        return None
+    plain = (_OF_NUMERALS.sub("", text.rpartition("=")[2]) for text in (gold, answer))
+    first, second = map(_NUMERAL_OF_BASE.fullmatch, plain)
+    if first is None or second is None or not any((*first.group(1, 3), *second.group(1, 3))):
+        return None
+    if not any(second.group(1, 3)) and first[2].isdigit():  # as mathematics, 101 and 101_2
         return None
     asked_base = next((base for base, words in _BASES if words.search(question)), "")
-    numerals = []
-    for text in (gold, answer):
-        digits, _, base = _OF_NUMERALS.sub("", text.rpartition("=")[2]).partition("_")
-        base = BASES.get(base, base)
-        if (prefix := digits[:2].lower()) in _PREFIXES and len(digits) > len(prefix):
-            digits, base = digits[2:], _PREFIXES[prefix]
-        numerals.append((digits.upper(), base or asked_base))
-    (gold_digits, base), (answer_digits, other) = numerals
-    if not _has_base(answer) and gold_digits.isdigit():  # as mathematics, 101 and 101_2
-        return None
-    is_bare = gold_digits == _OF_NUMERALS.sub("", answer).upper() and not _has_base(gold)
-    if is_bare or not base.isdigit() or base != other:
-        return None
-    pair = gold_digits, answer_digits
-    return pair if all(map(_HEXADECIMAL.fullmatch, pair)) else None
-
-
-def _has_base(answer: str) -> bool:
-    return "_" in answer or any(prefix in answer for prefix in _PREFIXES)
+    bases = {
+        _PREFIXES.get(str(match[1]).lower()) or BASES.get(match[3], match[3]) or asked_base
+        for match in (first, second)
+    }
+    is_one_base = len(bases) == 1 and bases.pop().isdigit()
+    return (first[2].upper(), second[2].upper()) if is_one_base else None
 
 
 def _numeral(text: str) -> tuple[bool, str, str] | None:
@@ -586,7 +510,7 @@ def _numeral(text: str) -> tuple[bool, str, str] | None:
 
 def _same_words(gold: list[Token], answer: list[Token], question: str) -> bool | None:
     """Whether words, or letters of a choice, are the same; None where one is no words."""
-    if len(gold) > 1 and gold[0].text.casefold() in _LEAD_WORDS:  # The answer is C
+    if len(gold) > 1 and gold[0].text.casefold() in LEAD_WORDS:  # The answer is C
         gold = gold[_answer_start(gold) or 0 :] or gold
     letters = [_chosen_letters(tokens, question) for tokens in (gold, answer)]
     if all(letters):
@@ -600,7 +524,7 @@ def _same_words(gold: list[Token], answer: list[Token], question: str) -> bool |
             return False
     if phrases.means_empty_set(gold) and phrases.means_empty_set(answer):
         return True
-    if "".join(map(str, gold)) == "0" and constraints.asks_for_number(question):
+    if "".join(map(str, gold)) == "0" and constraints.demands_of(question).number:
         rest = answer[len(gold) :] if answer[: len(gold)] == gold else answer
         if phrases.means_empty_set(rest):  # 0 (no solutions)
             return True
@@ -651,113 +575,85 @@ def _month_first(words: list[str] | None) -> list[str] | None:
     return [month, *(word for word in words if word not in (month, "the", "of", "on"))]
 
 
-@functools.lru_cache(maxsize=1024)
-def is_date(gold: str, question: str) -> bool:
-    """Whether it is a date, ``2024-01-05``, or a time, ``02:15``, and no difference or ratio;
-    ``2:15`` is a time where the question asks for one."""
-    if (match := _date(gold)) is None:
-        return False
-    is_time = bool(_TIMES & words_of(question)) or "what time" in question.lower()
-    is_marked = bool(match[1] or match[6] or match[7])
-    return is_marked or "0" in (match[0][0], match[0][-2]) or is_time
-
-
-def _is_same_date(gold: str, answer: str, question: str) -> bool:
-    """Whether two dates or times are the same; ``13:15`` is ``1:15 PM``, and so is ``1:15``."""
-    first, second = _date(gold), _date(answer)
-    if first is None:
-        return False
-    if second is None:  # perhaps with the name of its month
-        return _numbers_of_date(gold) == _date_in_any_form(answer, question)
-    if _numbers_of_date(gold) == _numbers_of_date(answer):
-        is_asked = not first[7] and second[7] in words_of(question)
-        if second[7] in (None, first[7]) or is_asked:
-            return True
-    hours = [_time_of_day(match) for match in (first, second)]
-    return None not in hours and hours[0] == hours[1]
-
-
-@functools.lru_cache(maxsize=1024)
-def _numeric_date(text: str) -> list[int] | None:
-    """The numbers of ``02/11/1987``, which is a date and no quotient; None of another text."""
-    if len(text) > _LONGEST_DATE:
+def _same_moment(gold: str, answer: str, question: str) -> bool | None:
+    """Whether two dates or times are the same, ``13:15`` and ``1:15 PM``; None where the gold
+    answer is neither, or both are words. ``2:15`` is a time if the question asks for one."""
+    first, second = _moment(gold), _moment(answer)
+    is_asked = bool(_TIMES & words_of(question)) or "what time" in question.lower()
+    if first is None or (first.kind == "time" and not (first.is_marked or is_asked)):
         return None
-    match = _NUMERIC_DATE.fullmatch("".join(map(str, tokens_of(text))).replace(" ", "").strip("{}"))
-    numbers = [int(match[place]) for place in (1, 3, 4)] if match else []
-    is_date = bool(numbers) and 1 <= min(numbers[:2]) <= 12 and max(numbers[:2]) <= 31
-    return numbers if is_date else None
+    if second is None:
+        return None if first.kind == "named" else False
+    match first.kind, second.kind:
+        case "time", "time":
+            is_open = second.half in ("", first.half)
+            is_open |= not first.half and second.half in words_of(question)
+            is_same = first.numbers == second.numbers and is_open
+            return is_same or first.on_24_hours() == second.on_24_hours()
+        case "date", "named":
+            return first.numbers == second.numbers and not _FORMS_OF_DATES & words_of(question)
+        case "numbers", "named":  # if only one of its numbers can be the month
+            one, other, year = first.numbers
+            orders = [[year, *pair] for pair in ((one, other), (other, one)) if pair[0] <= 12]
+            return orders == [second.numbers]
+        case "named", kind if kind != "date":
+            return None
+    return first.numbers == second.numbers
 
 
-def _is_numeric_date(gold: list[int], answer: str, question: str) -> bool:
-    """Whether the dates are equal, also by the month's name if only one number can be the month."""
-    if (numbers := _numeric_date(answer)) is not None:
-        return numbers == gold
-    first, second, year = gold
-    months = [[year, *pair] for pair in ((first, second), (second, first)) if pair[0] <= 12]
-    return len(months) == 1 and _date_in_any_form(answer, question) == months[0]
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A date, ``2024-03-05``, one with the name of its month, one in numbers whose order is open,
+    ``02/11/1987``, or a time."""
 
+    kind: Literal["date", "named", "numbers", "time"]
+    numbers: list[int]
+    """Year, month and day, the numbers as they are written, or hour, minute and second."""
+    half: str = ""
+    is_marked: bool = True
+    """It is no ratio."""
 
-def _time_of_day(time: re.Match[str] | None) -> list[int] | None:
-    """Hour, minute and seconds on a clock of 24 hours; None for what is no time."""
-    if time is None or not time[4]:
-        return None
-    hour = int(time[4])
-    if time[7]:
-        hour = hour % 12 + 12 * (time[7] == "pm") if hour <= 12 else hour
-    return [hour, *(int(part or 0) for part in (time[5], time[6]))]
-
-
-def _numbers_of_date(text: str) -> list[int] | None:
-    """The numbers of a date or a time; None where it is neither."""
-    match = _date(text)
-    return [int(number) for number in match.groups()[:6] if number] if match else None
-
-
-def _date_in_any_form(text: str, question: str) -> list[int] | None:
-    """Numbers of a date or time, also with a month's name unless the question asks for a form."""
-    numbers = _numbers_of_date(text)
-    if numbers is not None or _FORMS_OF_DATES & words_of(question):
-        return numbers
-    return _named_date(text)
+    def on_24_hours(self) -> list[int]:
+        hour, *rest = self.numbers
+        if self.half and hour <= 12:
+            hour = hour % 12 + 12 * (self.half == "pm")
+        return [hour, *rest]
 
 
 @functools.lru_cache(maxsize=1024)
-def _named_date(text: str) -> list[int] | None:
-    """Year, month and day of a date such as ``March 5, 2024``; None for any other text."""
-    if len(text) > _LONGEST_DATE:
+def _moment(text: str) -> _Moment | None:
+    """The date or the time that a text is; None of another text."""
+    if len(text) > _LONGEST_DATE or text.isdecimal():
         return None
-    month, *numbers = _month_first(_plain_words(tokens_of(text))) or [""]
-    if month not in _MONTHS or len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
-        return None
-    day, year = sorted(numbers, key=len)
-    return [int(year), _MONTH_NAMES.index(month) + 1, int(day)] if len(year) == 4 else None
-
-
-def _date(text: str) -> re.Match[str] | None:
-    if len(text) > _LONGEST_DATE:
-        return None
-    for time, shown in _TIMES_OF_DAY if " " in text else ():
+    for time, shown in _TIMES_OF_DAY:
         text = text.replace(time, shown)
     shown, _, remark = text.partition("(")
-    if shown.strip() and ("day" in remark or ":" in remark):  # (the day before), (4:05 PM)
-        hours = [
-            _time_of_day(_date(part)) for part in (shown, remark.rstrip("} ").removesuffix(")"))
-        ]
-        is_same = None not in hours and hours[0] == hours[1]
-        text = shown if is_same or ("day" in remark and " or " not in remark) else text
-    end = text[-6:].casefold()
-    is_marked = "m" in end and end.rstrip("} .").replace(".", "").endswith(("am", "pm"))
-    if not (is_marked or any(sign in text for sign in _SIGNS_OF_DATES)):
+    if shown.strip() and remark:  # (the day before), (4:05 PM)
+        remark = remark.rstrip("} ").removesuffix(")")
+        stated, other = _moment(shown), _moment(remark)
+        is_same = stated and other and stated.on_24_hours() == other.on_24_hours()
+        return stated if is_same or remark in _DAYS else None
+    plain = "".join(map(str, tokens_of(text))).casefold().replace(" ", "").strip("{}")
+    if match := _DATE_IN_NUMBERS.fullmatch(plain):
+        numbers = [int(match[place]) for place in (1, 3, 4)]
+        is_date = 1 <= min(numbers[:2]) <= 12 and max(numbers[:2]) <= 31
+        return _Moment("numbers", numbers) if is_date else None
+    if match := _DATE.fullmatch(plain):
+        return _Moment("date", [int(number) for number in match.groups()])
+    if match := _TIME.fullmatch(plain.replace(".", "")):
+        numbers = [int(number or 0) for number in match.groups()[:3]]
+        half = match[4] or match[5] or ""
+        is_marked = bool(half or match[3]) or "0" in (match[1][0], match[2][0])
+        return _Moment("time", numbers, half, is_marked)
+    month, *words = _month_first(_plain_words(tokens_of(text))) or [""]
+    if month not in _MONTHS or len(words) != 2 or not all(map(str.isdecimal, words)):
         return None
-    plain = "".join(map(str, tokens_of(text))).casefold()
-    plain = plain.replace(".", "").replace(" ", "").strip("{}")
-    if is_marked and plain[:-2].isdigit():
-        plain = f"{plain[:-2]}:00{plain[-2:]}"
-    return _DATE.fullmatch(plain)
+    day, year = sorted(words, key=len)
+    numbers = [int(year), _MONTH_NAMES.index(month) + 1, int(day)]
+    return _Moment("named", numbers) if len(year) == 4 else None
 
 
 def _may_be_variables(tokens: list[Token]) -> bool:
-    """Whether it may be a product."""
     return all(len(token.text) <= 3 and token.kind != "text" for token in tokens)
 
 
@@ -790,12 +686,13 @@ def _plain_words(tokens: list[Token]) -> list[str] | None:
             token.text == "^" and ORDINALS & {t.text for t in tokens[index + 1 : index + 3]}
         ):
             return None
-    # Single letters are variables, unless they are capitals of choices or come from ``\text{}``.
-    if any(len(word) > 1 for word in words if word != "and") or len(words) == 1:
+    words = [word for word in words if word != "and"] if len(words) > 1 else words
+    # Single letters are variables, unless they are capitals of choices or come from ``\\text{}``.
+    if any(len(word) > 1 for word in words) or len(words) == 1:
         return words
     is_choices = all(token.text.isupper() or token.text in (",", "and") for token in tokens)
     is_text = any(token.kind == "text" for token in tokens)
-    return [word for word in words if word != "and"] if is_choices or is_text else None
+    return words if is_choices or is_text else None
 
 
 def _choice_letter(tokens: list[Token]) -> str:
@@ -805,7 +702,7 @@ def _choice_letter(tokens: list[Token]) -> str:
     text = "".join(token.text for token in tokens).strip()
     if len(tokens) == 1 and tokens[0].kind == "text":
         *lead, text = text.split() or [""]
-        if not all(word.lower().strip(":") in _LEAD_WORDS for word in lead):
+        if not all(word.lower().strip(":") in LEAD_WORDS for word in lead):
             return ""
     letter = text.removeprefix("(").removesuffix(".").removesuffix(")")
     return letter if len(text) <= len("(C).") and letter in _CHOICES else ""
@@ -813,9 +710,7 @@ def _choice_letter(tokens: list[Token]) -> str:
 
 def _chosen_letter(tokens: list[Token], question: str) -> str | None:
     """The one letter that an answer chooses; empty for several or a wrong text; None for none."""
-    tokens = _without_braces_of_letters(tokens)
-    if tokens and tokens[0].kind == "text":
-        tokens = [*tokenize(tokens[0].text), *tokens[1:]]
+    tokens = _with_plain_letters(tokens)
     tokens = tokens[_answer_start(tokens) or 0 :]
     if alone := _choice_letter([Token(t.kind, t.text.upper(), t.is_spaced) for t in tokens]):
         is_variable = alone.lower() in "".join(t.text for t in tokens) and question
@@ -824,19 +719,17 @@ def _chosen_letter(tokens: list[Token], question: str) -> str | None:
         letter = tokens[0].text if tokens else ""
         is_known = letter in _options(question)
         return letter if is_known and _is_option_text(letter, tokens[1:], question) else None
-    letter, text = _marked(tokens, question) or ("", [])
+    letter, text = _marked(tokens, question)
     return letter if letter and _is_option_text(letter, text, question) else ""
 
 
-def _marked(tokens: list[Token], question: str) -> tuple[str, list[Token]] | None:
-    """The one letter before a text, or behind an option's, ``12 (B)``, and the text; or None."""
-    marks = _choice_marks(tokens)
-    if len(marks) != 1:
-        return None
-    letter, start, end = marks[0]
-    if start == 0:
+def _marked(tokens: list[Token], question: str) -> tuple[str, list[Token]]:
+    """The one letter before a text, or behind an option's, ``12 (B)``, and the text; or nothing."""
+    (letter, start, end), *others = _choice_marks(tokens) or [("", 0, 0)]
+    if letter and not others and start == 0:
         return letter, tokens[end:]
-    return (letter, tokens[:start]) if end == len(tokens) and _options(question) else None
+    is_behind = not others and end == len(tokens) and _options(question)
+    return (letter, tokens[:start]) if is_behind else ("", [])
 
 
 def _chosen_letters(tokens: list[Token], question: str) -> set[str]:
@@ -852,7 +745,7 @@ def _chosen_letters(tokens: list[Token], question: str) -> set[str]:
     chosen: dict[str, list[Token]] = {}
     for token in tokens:
         name = token.text
-        if len(name) > 1 and not chosen and name.casefold().rstrip("s") in _LEAD_WORDS:
+        if len(name) > 1 and not chosen and name.casefold().rstrip("s") in LEAD_WORDS:
             continue
         is_letters = name.isupper() and set(name) <= options.keys()
         if is_letters and not (chosen.keys() & set(name)):
@@ -873,14 +766,18 @@ def as_option(gold: str, question: str) -> tuple[str, ...] | None:
     the letter alone where the text is one letter, too; None for any other."""
     if len(gold) > MAX_CHARACTERS or not (options := _options(question)):
         return None
-    tokens = _without_braces_of_letters(tokens_of(unwrapped(gold)))
-    if tokens and tokens[0].kind == "text":
-        tokens = [*tokenize(tokens[0].text), *tokens[1:]]
-    letter, rest = _marked(tokens, question) or ("", [])
+    letter, rest = _marked(_with_plain_letters(tokens_of(unwrapped(gold))), question)
     if letter not in options or not _is_option_text(letter, rest, question):
         return None
     text = " ".join(map(str, whole_numerals(rest)))
     return (letter,) if len(text) == 1 and text.isalpha() else (letter, text)
+
+
+def _with_plain_letters(tokens: list[Token]) -> list[Token]:
+    """``(B) 9`` of ``\\text{(B) 9}`` and ``(\\text{B}) 9``."""
+    tokens = _without_braces_of_letters(tokens)
+    is_text = tokens[:1] and tokens[0].kind == "text"
+    return [*tokenize(tokens[0].text), *tokens[1:]] if is_text else tokens
 
 
 def _without_braces_of_letters(tokens: list[Token]) -> list[Token]:
@@ -906,24 +803,6 @@ def without_formulas(gold: str, answer: str) -> str:
         return answer
     has_letter = [any(token.kind == "letters" for token in tokenize(part)) for part in between]
     return f"{first}={last}" if all(has_letter) else answer
-
-
-def without_words(answer: str, question: str) -> str:
-    """A calculation without the question's words in it: ``9 \\times 2 = \\$18`` of
-    ``9 \\text{ eggs} \\times \\$2 = \\$18``."""
-    if len(answer) > MAX_CHARACTERS or not ("\\text" in answer or "\\mathrm" in answer):
-        return answer
-    left, sign, right = answer.rpartition("=")
-    if not sign:
-        left, sign, right = answer.rpartition("\\times")
-    named = [text.strip() for text in _TEXT_IN_FORMULA.findall(left)]
-    plain = _TEXT_IN_FORMULA.sub("", left).replace("\\$", "")
-    if not (named and _CALCULATION.fullmatch(plain)):
-        return answer
-    if sign == "=":
-        return f"{plain}={right}" if are_known(" ".join(named).split(), question) else answer
-    units = {*named, *map(str.strip, _TEXT_IN_FORMULA.findall(right))}
-    return f"{plain}{sign}{right}" if len(units) == 1 else answer
 
 
 def with_text_unit(gold: str, question: str) -> str:
@@ -1011,7 +890,7 @@ def _choice_marks(tokens: list[Token], anywhere: bool = False) -> list[tuple[str
 
 def _is_less_exact(gold: Reading, answer: Reading, question: str) -> bool:
     """Whether the answer is about a number, or a list with it, where the gold one is the number."""
-    is_exact = not constraints.asks_to_round(question)
+    is_exact = not constraints.demands_of(question).rounded
     is_exact &= not gold.is_rounded and not variables(gold.tree)
     is_exact &= not any(part[0] == "num" and "." in part[1] for part in subtrees(gold.tree))
     return (answer.is_rounded and is_exact) or (

@@ -7,6 +7,7 @@ reader does not know is refused: numbers side by side are no product, and words 
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from reason_llm.score.math.latex_tokens import Token
@@ -188,7 +189,7 @@ class _TreeReader:
 
     def answer(self) -> Tree:
         """The whole: one item, or several behind commas, semicolons, ``and``, ``or``; ``either`` of
-        those that have ``or`` alone between them, ``same`` of two with ``i.e.`` between them."""
+        those that have ``or`` alone between them."""
         self.is_rounded = self.take("=", "\\approx", ":") == "\\approx"
         groups: list[list[Tree]] = [[self.item()]]
         joins: list[str] = []
@@ -207,14 +208,12 @@ class _TreeReader:
             return _joined(groups[0], joins)
         if len(groups) == 1 and set(joins) == {"or"}:
             return ["either", *groups[0]]
-        if len(groups) == 1 and joins == ["i.e."]:
-            return ["same", *groups[0]]
         return _listed([_listed(group) for group in groups])
 
     def separator(self) -> str:
-        """Read ``,``, ``;``, ``and``, ``or`` or ``i.e.``, also behind a comma; empty for others."""
+        """Read ``,``, ``;``, ``and``, and ``or``, also behind a comma; empty for others."""
         separator = self.take(",", ";")
-        if self.name().lower() in (*_JOINS, "i.e.") and self.kind() in ("text", "letters"):
+        if self.name().lower() in _JOINS and self.kind() in ("text", "letters"):
             separator = self.name().lower()
             self.index += 1
         return separator
@@ -247,7 +246,7 @@ class _TreeReader:
         may_follow = True
         while self.index < len(self.tokens):
             name, kind = self.name(), self.kind()
-            is_join = kind in ("text", "letters") and name.lower() in (*_JOINS, "i.e.")
+            is_join = kind in ("text", "letters") and name.lower() in _JOINS
             if name in (",", ";") or (is_join and self.name(1)):
                 break
             if pieces and name in ("=", "\\approx"):
@@ -442,7 +441,6 @@ class _TreeReader:
         return _listed(items)
 
     def items(self, within_bars: bool) -> list[Tree]:
-        """Read the items in brackets."""
         bars, self.bars = self.bars, int(within_bars)
         items = [self.relation()]
         while self.take(",", ";"):
@@ -785,6 +783,40 @@ def subtrees(tree: Tree) -> Iterator[Tree]:
         if isinstance(member, list) and member and isinstance(member[0], (str, list)):
             for entry in [member] if isinstance(member[0], str) else member:  # a matrix's row
                 yield from subtrees(entry)
+
+
+def mapped(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
+    """The tree with a change made to each of its members that is a tree."""
+    return [
+        [change(entry) for entry in member]  # a matrix's row
+        if isinstance(member, list) and member and isinstance(member[0], list)
+        else change(member)
+        if isinstance(member, list)
+        else member
+        for member in tree
+    ]
+
+
+def with_sign(tree: Tree, is_upper: bool) -> Tree:
+    """The tree with the upper or the lower sign of each plus-minus."""
+    if tree[0] not in ("pm", "mp"):
+        return mapped(tree, lambda member: with_sign(member, is_upper))
+    inner = with_sign(tree[1], is_upper)
+    return inner if (tree[0] == "pm") == is_upper else ["neg", inner]
+
+
+def literal(tree: Tree) -> Fraction | None:
+    """The value of digits, a mixed number or a repeating decimal; None of other trees."""
+    match tree:
+        case ["num", digits]:
+            return Fraction(digits)
+        case ["mixed", *parts]:
+            whole, numerator, denominator = map(int, parts)
+            return whole + Fraction(numerator, denominator)
+        case ["rep", whole, start, period]:
+            numerator = int(whole + start + period) - int(whole + start or "0")
+            return Fraction(numerator, int("9" * len(period) + "0" * len(start)))
+    return None
 
 
 def holds(tree: Tree, *kinds: str) -> bool:

@@ -21,16 +21,9 @@ from reason_llm.score.math.question import asks_yes_or_no, last_question, read_q
 
 _INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:eq?|t)(?:slant)?(?![A-Za-z])")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
-_MARKS_OF_TEXT = re.compile(r"\\(?:text(?:bf|rm|it)?|mathrm)\{|\\[{}, ;]|[{}~]")
-_BETWEEN_ITEMS = re.compile(r",\s*+(?:and\s)?+|\sand\s")
-_IN_WORDS = frozenset("abcdefghijklmnopqrstuvwxyz ,-'")
 _LONGEST_ITEM = 40
-_ORDER = re.compile(
-    r"\b(?:order|rank|arrang|sort|sequenc|chronolog|alphabet|first|respectiv|increas|decreas)"
-    r"|\bfrom [^.?]{1,30} to "
-)
 _SAME_WORDS = {"true": "Yes", "false": "No", "yes": "True", "no": "False"}
-_SEVERAL = ("list", "either", "same", "cup", "cap")
+_SEVERAL = ("list", "either", "cup", "cap")
 _QUOTED_WORDS = 8
 """Number of consecutive words that an answer can only have copied from the question."""
 Equality = Literal["form", "value"]
@@ -55,9 +48,7 @@ def matches(
     question = last_question(question)
     if is_quoted(gold, answer, question) or are_joined_otherwise(gold, answer):
         return 0.0
-    if _are_same_words(gold, answer, question):
-        return 1.0
-    is_percent = constraints.asks_for_percent(question)
+    is_percent = constraints.demands_of(question).percent
     # One reading must pass all checks: equal in one and worked out in another is not enough.
     for gold_reading, answer_reading in _readings(gold, answer, question):
         if equality == "form" and not is_worked_out(gold_reading, answer_reading, question):
@@ -86,8 +77,6 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
             yield lists
         if (short := answer_text.without_formulas(wanted, answer)) != answer:
             yield wanted, short
-        if (short := answer_text.without_words(answer, question)) != answer:
-            yield wanted, short
         if (measure := answer_text.converted(wanted, answer, question)) is not None:
             yield measure
         yield from prose.readings(wanted, answer, question)
@@ -104,26 +93,6 @@ def are_joined_otherwise(gold: str, answer: str) -> bool:
     return len(joins[0]) == len(joins[1]) == 1 and joins[0] != joins[1]
 
 
-def _are_same_words(gold: str, answer: str, question: str) -> bool:
-    """Whether two lists of words are equal, in any order unless the question asks for one."""
-    gold_items, answer_items = _items_of_words(gold), _items_of_words(answer)
-    if gold_items is None or answer_items is None or gold_items == answer_items:
-        return gold_items is not None and gold_items == answer_items
-    return sorted(gold_items) == sorted(answer_items) and _ORDER.search(question.casefold()) is None
-
-
-@functools.lru_cache(maxsize=1024)
-def _items_of_words(text: str) -> list[str] | None:
-    """The items of a list of words, ``red, green and blue``, in lower case; None of another text,
-    and where one is a letter or as long as a sentence."""
-    if len(text) > MAX_CHARACTERS:
-        return None
-    plain = _MARKS_OF_TEXT.sub(" ", unwrapped(text)).casefold()
-    items = [" ".join(item.split()) for item in _BETWEEN_ITEMS.split(plain)]
-    is_list = len(items) > 1 and all(1 < len(item) < _LONGEST_ITEM for item in items)
-    return items if is_list and not set(plain) - _IN_WORDS else None
-
-
 @functools.lru_cache(maxsize=1024)
 def same_word(gold: str, question: str) -> str | None:
     """Another spelling of a gold answer: ``Yes`` for ``True`` and back, if the question allows
@@ -135,7 +104,7 @@ def same_word(gold: str, question: str) -> str | None:
     if len(words) == 2 and words[0].isdecimal() and words[1] in answer_text.ORDINALS:  # 12th
         return words[0]
     if words == ["infinitely", "many"]:
-        return "\\infty" if constraints.asks_for_number(question) else None
+        return "\\infty" if constraints.demands_of(question).number else None
     word = _SAME_WORDS.get(words[0]) if len(words) == 1 else None
     is_yes_or_no = word in ("True", "False")
     is_asked = "true" in question.casefold() if is_yes_or_no else asks_yes_or_no(question)
@@ -204,9 +173,9 @@ def is_worked_out(gold: str, answer: str, question: str = "") -> bool:
         return False
     are_curves = all(naming.is_equality(side) and len(variables(side)) > 1 for side in compared)
     # Before the names: ``2x + y = 5`` and ``y = 5 - 2x`` are solved for different variables.
-    if are_curves and constraints.asks_for_curve(question):
+    if are_curves and constraints.demands_of(question).curve:
         return answer_form.work_left(*compared) <= {"fraction", "signs"}
-    may_have_root = not constraints.asks_for_simplest(question)
+    may_have_root = not constraints.demands_of(question).simplest
     finals = _finals(*compared)
     if all(answer_form.work_left(compared[0], final, may_have_root) for final in finals):
         return False
@@ -271,10 +240,10 @@ def is_copied(gold: str, answer: str, question: str) -> bool:
         if answer_form.is_plain(gold_part) or not has_more or not stated.states(gold_part):
             return False
         return not (is_named and stated.asks_for(tree[2]))
-    if constraints.asks_for_fraction(question) and answer_form.are_one_fraction(gold_part, part):
+    if constraints.demands_of(question).fraction and answer_form.are_one_fraction(gold_part, part):
         return stated.states(part)
     is_one_kind = (gold_part[0] == "rel") == (part[0] == "rel")
-    if answer_form.has_one_root(part) and not constraints.asks_for_simplest(question):
+    if answer_form.has_one_root(part) and not constraints.demands_of(question).simplest:
         return stated.states(part)
     return is_one_kind and stated.asks_for_form(gold_part, part)
 

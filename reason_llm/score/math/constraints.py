@@ -8,9 +8,10 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from math import gcd
 
-from reason_llm.score.math.answer_form import FREE, form_of, is_scientific
+from reason_llm.score.math.answer_form import FREE, form_of, is_scientific, unsigned
 from reason_llm.score.math.answer_tree import Reading, Tree, holds, subtrees
 from reason_llm.score.math.numeric import value_of
 from reason_llm.score.math.question import MAX_CHARACTERS, words_of
@@ -308,26 +309,15 @@ def as_ordered(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree]:
     """Turn both lists into tuples, whose order counts, if the question asks for an order."""
     factors = gold[1:] + answer[1:]
     if gold[0] == answer[0] == "mul" and all(factor[0] == "num" for factor in factors):
-        is_size = bool(words_of(question) & _MATRICES) or _asks_for_order(question)  # 2 \times 3
+        is_size = bool(words_of(question) & _MATRICES) or demands_of(question).order  # 2 \times 3
         return (["tuple", *gold[1:]], ["tuple", *answer[1:]]) if is_size else (gold, answer)
-    if gold[0] not in ("list", "set") or len(gold) < 3 or not _asks_for_order(question):
+    if gold[0] not in ("list", "set") or len(gold) < 3 or not demands_of(question).order:
         return gold, answer
     if answer[0] == "rel" and set(answer[1].split()) in ({"<"}, {">"}):  # 1 < 2 < 3
         answer = ["list", *answer[2:]]
     if answer[0] not in ("list", "set", "tuple"):
         return gold, answer
     return ["tuple", *gold[1:]], ["tuple", *answer[1:]]
-
-
-@functools.lru_cache(maxsize=1024)
-def _asks_for_order(question: str) -> bool:
-    if _ORDER.search(_plain(question)) is not None:
-        return True
-    listed = (words for words in asking_sentences(question) if words[0] in _LISTING)
-    return any(
-        ("then" in words and "if" not in words) or {"first", "second"} <= set(words)
-        for words in listed
-    )
 
 
 # form
@@ -355,37 +345,57 @@ def _asked_forms(question: str) -> tuple[Callable[[Tree, Tree], bool], ...]:
         for words, pattern, has_form in _FORMS
         if any(word in text for word in words) and pattern.search(text)
     ]
-    return (*forms, *([_is_percent] if asks_for_percent(question) else []))
+    return (*forms, *([_is_percent] if demands_of(question).percent else []))
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What a question asks for."""
+
+    percent: bool
+    """A percentage: ``what percent``, but not ``What is 20 percent of``."""
+    number: bool
+    """A number of things."""
+    rounded: bool
+    """An approximate value: ``to the nearest percent``."""
+    simplest: bool
+    """One way to write the value: ``in simplest radical form``."""
+    fraction: bool
+    """A simplified expression, in factors or multiplied out."""
+    solutions: bool
+    """All solutions."""
+    curve: bool
+    """The equation of a line or a curve, in no certain form."""
+    order: bool
+    larger: str
+    """The sign behind the larger or the smaller of two; empty if neither is asked for."""
 
 
 @functools.lru_cache(maxsize=1024)
-def asks_for_simplest(question: str) -> bool:
-    """Whether one way to write the value is asked for: ``in simplest radical form``."""
-    text = _plain(question)
-    return any(words in text for words in _SIMPLEST)
-
-
-@functools.lru_cache(maxsize=1024)
-def asks_for_fraction(question: str) -> bool:
-    """Whether a simplified expression is asked for, in factors or multiplied out."""
-    text = _plain(question)
-    return "simplif" in text and not any(words in text for words in ("factor", "expand"))
-
-
-@functools.lru_cache(maxsize=1024)
-def asks_to_round(question: str) -> bool:
-    """Whether an approximate value is asked for: ``to the nearest percent``."""
-    text = question.lower()
-    return any(word in text for word in _ROUNDED)
-
-
-@functools.lru_cache(maxsize=1024)
-def asks_for_number(question: str) -> bool:
-    """Whether a number of things is asked for."""
-    return any(
-        words[at : at + 2] in (["how", "many"], ["number", "of"])
-        for words in asking_sentences(question)
-        for at in range(len(words))
+def demands_of(question: str) -> Demands:
+    """What the words of a question ask for."""
+    text, words = _plain(question), words_of(question)
+    sentences = list(asking_sentences(question))
+    listed = [set(sentence) for sentence in sentences if sentence[0] in _LISTING]
+    pairs = [pair for sentence in sentences for pair in pairwise(["", *sentence])]
+    which = _WHICH.search(text)
+    return Demands(
+        percent=("percent" in text or "%" in text)
+        and any(
+            (word in _PERCENTAGES and not before[-1:].isdigit()) or word in ("rate", "interest")
+            for before, word in pairs
+        ),
+        number=any(pair in (("how", "many"), ("number", "of")) for pair in pairs),
+        rounded=any(part in text for part in _ROUNDED),
+        simplest=any(part in text for part in _SIMPLEST),
+        fraction="simplif" in text and not any(part in text for part in ("factor", "expand")),
+        solutions=bool(words & _OF_SOLUTIONS) and not words & _OF_SEQUENCES,
+        curve=bool(words & _CURVES) and not words & _FORMS_OF_CURVES,
+        order=_ORDER.search(text) is not None
+        or any(
+            ("then" in part and "if" not in part) or part >= {"first", "second"} for part in listed
+        ),
+        larger="" if which is None else ">" if which[1] in _LARGER else "<",
     )
 
 
@@ -398,40 +408,6 @@ def asks_for_remainder(question: str, modulus: str = "") -> bool:
         return modulus.rstrip("0") in ("", "1")
     is_known = not modulus or not moduli or modulus in moduli
     return is_known and any(word in text for word in _REMAINDERS)
-
-
-@functools.lru_cache(maxsize=1024)
-def asks_for_all(question: str) -> bool:
-    """Whether all solutions are asked for."""
-    words = words_of(question)
-    return bool(words & _OF_SOLUTIONS) and not words & _OF_SEQUENCES
-
-
-@functools.lru_cache(maxsize=1024)
-def asks_for_larger(question: str) -> str:
-    """The sign behind the larger or the smaller of two, if it is asked for."""
-    match = _WHICH.search(question)
-    return "" if match is None else ">" if match[1].lower() in _LARGER else "<"
-
-
-@functools.lru_cache(maxsize=1024)
-def asks_for_curve(question: str) -> bool:
-    """Whether the equation of a line or a curve is asked for, in no certain form."""
-    words = words_of(question)
-    return bool(words & _CURVES) and not words & _FORMS_OF_CURVES
-
-
-@functools.lru_cache(maxsize=1024)
-def asks_for_percent(question: str) -> bool:
-    """Whether a percentage is asked for: ``what percent``, but not ``What is 20 percent of``."""
-    if "percent" not in question.lower() and "%" not in question:
-        return False
-    for words in asking_sentences(question):
-        for before, word in zip(["", *words], words, strict=False):
-            is_of_number = before[-1:].isdigit()
-            if (word in _PERCENTAGES and not is_of_number) or word in ("rate", "interest"):
-                return True
-    return False
 
 
 def _is_decimal(gold: Tree, answer: Tree) -> bool:
@@ -458,7 +434,7 @@ def _is_scientific(gold: Tree, answer: Tree) -> bool:
 
 
 def _is_in_lowest_terms(gold: Tree, answer: Tree) -> bool:
-    answer = _unsigned(answer)
+    answer = unsigned(answer)
     if answer[0] == "mixed":
         return gcd(int(answer[2]), int(answer[3])) == 1
     return _is_fraction(gold, answer) and "reducible" not in form_of(answer).steps
@@ -480,14 +456,10 @@ def _is_interval(gold: Tree, answer: Tree) -> bool:
     )
 
 
-def _unsigned(tree: Tree) -> Tree:
-    return list(tree[1]) if tree[0] == "neg" else tree
-
-
 _FORMS = (
     (("decimal", "nearest"), _DECIMAL, _is_decimal),
     (("scientific",), _SCIENTIFIC, _is_scientific),
-    (("mixed",), _MIXED, lambda gold, answer: _unsigned(answer)[0] == "mixed"),
+    (("mixed",), _MIXED, lambda gold, answer: unsigned(answer)[0] == "mixed"),
     (("term", "form", "fraction", "irreducible"), _LOWEST, _is_in_lowest_terms),
     (("fraction",), _FRACTION, _is_fraction),
     (("improper",), _IMPROPER, lambda g, a: _is_fraction(g, a) and not holds(a, "mixed")),

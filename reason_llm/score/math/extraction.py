@@ -310,14 +310,20 @@ def outside_thinking(text: str) -> str:
     return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
+def texts_in_tags(text: str) -> list[str] | None:
+    """The texts between ``<answer>`` and ``</answer>`` outside of the thinking; None where the tags
+    are no pairs."""
+    first, *parts = outside_thinking(text).split(_OPEN)
+    if _CLOSE in first or any(part.count(_CLOSE) != 1 for part in parts):
+        return None
+    return [part.partition(_CLOSE)[0].strip() for part in parts]
+
+
 def last_answer_tags(text: str) -> str | None:
     """The text between ``<answer>`` and ``</answer>`` outside of the thinking; None if there is no
     such pair, one that is not closed, or a second one with another answer."""
-    first, *parts = outside_thinking(text).split(_OPEN)
-    if _CLOSE in first or not all(part.count(_CLOSE) == 1 for part in parts):
-        return None
-    answers = [part.partition(_CLOSE)[0].strip() for part in parts]
-    others = {*answers} - {*answers[-1:]}
+    answers = texts_in_tags(text)
+    others = {*(answers or [])[:-1]} - {*(answers or [])[-1:]}
     if not answers or len(others) > _MAX_RIVALS:
         return None
     if not all(decide(answers[-1], other) is True for other in others):

@@ -8,9 +8,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
-from reason_llm.score.math.extraction import outside_thinking
-
-_OPEN, _CLOSE = "<answer>", "</answer>"
+from reason_llm.score.math.extraction import outside_thinking, texts_in_tags
 
 
 def is_same_label(gold: str, label: str | None) -> bool:
@@ -21,12 +19,9 @@ def is_same_label(gold: str, label: str | None) -> bool:
 def stated_label(text: str) -> str | None:
     """The text between ``<answer>`` and ``</answer>``, or where there is no such tag the whole
     text, both outside of the thinking; None where the tags are no pairs around one label."""
-    first, *parts = outside_thinking(text).split(_OPEN)
-    if not parts and _CLOSE not in first:
-        return first.strip()
-    if _CLOSE in first or any(part.count(_CLOSE) != 1 for part in parts):
-        return None
-    labels = [part.partition(_CLOSE)[0].strip() for part in parts]
+    labels = texts_in_tags(text)
+    if not labels:
+        return None if labels is None else outside_thinking(text).strip()
     return labels[-1] if len(set(map(_plain, labels))) == 1 else None
 
 

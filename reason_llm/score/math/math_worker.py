@@ -23,7 +23,7 @@ from typing import Any
 import sympy
 from sympy import Expr, ImmutableMatrix, MatrixBase, Rational, Set, Symbol
 
-from reason_llm.score.math.answer_tree import Tree, holds, subtrees
+from reason_llm.score.math.answer_tree import Tree, holds, literal, mapped, subtrees, with_sign
 from reason_llm.score.math.units import word_set
 from reason_llm.workers import serve
 
@@ -100,10 +100,12 @@ def same(gold: Tree, answer: Tree) -> bool:
         return _same_sets(gold, answer)
     if gold[0] in _FINITE or answer[0] in _FINITE:
         return _same_items(gold, answer)
-    if "rel" in (gold[0], answer[0]) and not (gold[0] == answer[0] and _is_equation(gold)):
-        return _same_relations(gold, answer)
-    if gold[0] == "rel":
+    if gold[0] == answer[0] == "rel" and (
+        gold[1] in ("=", "!=") or (len(gold) > 4 and set(gold[1].split()) == {"="})
+    ):
         return _same_equations(gold, answer)
+    if "rel" in (gold[0], answer[0]):
+        return _same_relations(gold, answer)
     if _is_set(gold) or _is_set(answer):
         return _same_sets(gold, answer)
     if gold[0] in ("tuple", "ratio") and answer[0] == gold[0]:
@@ -136,7 +138,7 @@ def _resolved(tree: Tree) -> Tree:
         flat = [i for item in items for i in (item[1:] if item[0] == "list" else [item])]
         return [tree[0], *(flat if is_flat else items)]
     if tree[0] != "rel" and not _is_set(tree) and holds(tree, "pm", "mp"):
-        return ["list", _with_sign(tree, True), _with_sign(tree, False)]
+        return ["list", with_sign(tree, True), with_sign(tree, False)]
     return tree
 
 
@@ -146,13 +148,6 @@ def _is_angle(first: Tree, second: Tree) -> bool:
     if degrees[0] != "deg" or holds(radians, "deg"):
         return False
     return same(["frac", ["mul", degrees[1], ["const", "pi"]], ["num", "180"]], radians)
-
-
-def _with_sign(tree: Tree, is_upper: bool) -> Tree:
-    if tree[0] in ("pm", "mp"):
-        inner = _with_sign(tree[1], is_upper)
-        return inner if (tree[0] == "pm") == is_upper else ["neg", inner]
-    return [_with_sign(member, is_upper) if isinstance(member, list) else member for member in tree]
 
 
 def _same_functions(gold: Tree, answer: Tree) -> bool:
@@ -231,10 +226,6 @@ def _same_items(gold: Tree, answer: Tree) -> bool:
 
 
 # relations and sets
-
-
-def _is_equation(tree: Tree) -> bool:
-    return tree[1] in ("=", "!=") or (len(tree) > 4 and set(tree[1].split()) == {"="})
 
 
 def _same_equations(gold: Tree, answer: Tree) -> bool:
@@ -460,14 +451,8 @@ def _points(symbols: Iterable[Symbol]) -> list[dict[Symbol, Rational]]:
 def value(tree: Tree, is_complex: bool = False) -> Value:
     """The sympy object that a tree is; UnknownError if it is none."""
     match tree:
-        case ["num", digits]:
-            return Rational(digits)
-        case ["mixed", *parts]:
-            whole, numerator, denominator = map(sympy.Integer, parts)
-            return whole + Rational(numerator, denominator)
-        case ["rep", whole, start, period]:
-            numerator = int(whole + start + period) - int(whole + start or "0")
-            return Rational(numerator, int("9" * len(period) + "0" * len(start)))
+        case ["num" | "mixed" | "rep", *_]:
+            return Rational(literal(tree))
         case ["var", name]:
             return Symbol(name, real=None if is_complex else True)
         case ["const", name] if name in _CONSTANTS:
@@ -528,7 +513,6 @@ def _is_complex(*trees: Tree) -> bool:
 
 
 def _is_numeral(tree: Tree) -> bool:
-    """Whether it is a plain integer or decimal."""
     return tree[0] == "num" or (tree[0] in ("neg", "deg", "pct") and _is_numeral(tree[1]))
 
 
@@ -545,13 +529,9 @@ def _limit_this_process() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _has_bare_logarithm(tree: Tree) -> bool:
-    return any(part[:2] == ["call", "log"] and len(part) == 3 for part in subtrees(tree))
-
-
 def _with_base_ten(tree: Tree) -> Tree:
     """Read ``\\log`` without a base as the logarithm to base ten."""
-    tree = [_with_base_ten(member) if isinstance(member, list) else member for member in tree]
+    tree = mapped(tree, _with_base_ten)
     return [*tree, ["num", "10"]] if tree[:2] == ["call", "log"] and len(tree) == 3 else tree
 
 
@@ -570,8 +550,9 @@ def compare(question: tuple[Tree, Tree, float] | None) -> bool:
     signal.setitimer(signal.ITIMER_PROF, timeout_seconds)
     with contextlib.suppress(*_NOT_COMPUTED):
         verdict = same(gold, answer)
-    if not verdict and any(map(_has_bare_logarithm, (gold, answer))):
+    others = [_with_base_ten(tree) for tree in (gold, answer)]
+    if not verdict and others != [gold, answer]:
         with contextlib.suppress(*_NOT_COMPUTED):
-            verdict = same(_with_base_ten(gold), _with_base_ten(answer))
+            verdict = same(*others)
     signal.setitimer(signal.ITIMER_PROF, 0)
     return verdict

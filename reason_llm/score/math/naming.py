@@ -5,14 +5,22 @@ equation with any other left side stays an equation: ``x + 100 = 25`` does not a
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
 from itertools import permutations
 
 from reason_llm.score.math import constraints
 from reason_llm.score.math.answer_form import form_of, work_left
-from reason_llm.score.math.answer_tree import LABELS, Tree, holds, subtrees, variables
+from reason_llm.score.math.answer_tree import (
+    LABELS,
+    Tree,
+    holds,
+    mapped,
+    subtrees,
+    variables,
+    with_sign,
+)
 from reason_llm.score.math.numeric import TOLERANCE, is_near, is_scalar, value_of
 from reason_llm.score.math.question import read_question, words_of
 from reason_llm.score.math.units import word_set
@@ -24,7 +32,7 @@ _EQUALITIES = frozenset(["=", "~"])
 _CONSTANTS = word_set("C c K k A C_1 c_1 C_0 c_0 y_0 constant const")
 _PARAMETERS = word_set("n k m j l N K")
 """Names of the integer that numbers the solutions."""
-_INTEGERS = range(-36, 37)
+_INTEGERS = [["neg", ["num", str(-n)]] if n < 0 else ["num", str(n)] for n in range(-36, 37)]
 """Values of the integer for which two families are compared."""
 _OF_FAMILIES = word_set("power signs")
 _LONGEST_RESIDUE = 1000
@@ -68,17 +76,14 @@ def _unnamed(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | Non
     if is_numbered:
         answer = _with_parameter(gold, name, answer, answer_name)
     is_numbered |= "integer" in question.lower()
-    is_numbered &= bool(domain) or constraints.asks_for_all(question)
+    is_numbered &= bool(domain) or constraints.demands_of(question).solutions
     if is_numbered and is_same_family(gold, answer):
         shared = value_named(gold) if gold[0] == "rel" else gold
         return None if shared is None else (shared, shared)
     if gold[0] in ("list", "set") and answer[:2] == ["rel", "in"] and answer[3][0] == "tuple":
         return None  # an interval is no list of its ends
     answer = _without_exclusion(gold, answer, question)
-    gold, answer = (_both_points(tree) for tree in _as_vectors(gold, answer))
-    has_parameter = "paramet" in question.lower() or _REALS in (domain, answer_domain)
-    if has_parameter and _are_parallel(gold, answer):
-        return gold, gold
+    gold, answer = (_with_points(tree) for tree in _as_vectors(gold, answer))
     gold, answer = _set_named(gold), _set_named(answer)
     gold = ["list", *gold[1:]] if gold[0] == "either" else gold
     if is_equality(answer) and answer[-1] in _EMPTY:
@@ -125,8 +130,6 @@ def _values(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None
         value = value_named(gold)
         if value is not None:
             return _unnamed(value, answer, question)
-    if answer[0] == "same":  # all reals but 2, i.e. x \\neq 2
-        answer = ["chain", *answer[1:]]
     if answer[0] == "either":  # 7/2 or 3.5: one value in two forms, or two values
         is_single = gold[0] not in (*_SETS, "rel") and not holds(gold, "pm", "mp")
         answer = ["chain" if is_single else "list", *answer[1:]]
@@ -140,7 +143,7 @@ def _values(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None
 def _right_of_relation(gold: Tree, answer: Tree, question: str) -> tuple[Tree, Tree] | None:
     """The gold value and the value of the answer's relation."""
     is_comparison = answer[1] in ("<", ">") and not variables(answer)
-    if is_comparison and (sign := constraints.asks_for_larger(question)):
+    if is_comparison and (sign := constraints.demands_of(question).larger):
         return gold, list(answer[2] if answer[1] == sign else answer[3])
     if not is_equality(answer):
         return gold, answer
@@ -154,7 +157,7 @@ def _right_of_relation(gold: Tree, answer: Tree, question: str) -> tuple[Tree, T
         return _unnamed(gold, ["tuple", *(coordinate for _, coordinate in pairs)], question)
     if gold[0] in ("list", "set") and holds(value, "pm", "mp"):
         return _unnamed(gold, last_value(value), question)
-    value = _as_rounded(gold, value) if constraints.asks_to_round(question) else value
+    value = _as_rounded(gold, value) if constraints.demands_of(question).rounded else value
     return gold, _with_constant_of(gold, value, question)
 
 
@@ -194,42 +197,6 @@ def _as_rounded(gold: Tree, answer: Tree) -> Tree:
     return list(answer[2])
 
 
-def _are_parallel(gold: Tree, answer: Tree) -> bool:
-    """Whether ``t(2, 1)`` and ``t(-4, -2)`` are one line, with any real t; also with offsets."""
-    lines = [_line(tree) for tree in (gold, answer)]
-    if None in lines or len(lines[0] or ()) != len(lines[1] or ()):
-        return False
-    pairs = list(zip(*(line or [] for line in lines), strict=True))
-    steps = [(one[1], other[1]) for one, other in pairs]
-    between = [(one[1], other[0] - one[0]) for one, other in pairs]
-    return any(other for _, other in steps) and _proportional(steps) and _proportional(between)
-
-
-def _proportional(pairs: list[tuple[complex, complex]]) -> bool:
-    """Whether the second numbers are a multiple of the first ones, which are not all 0."""
-    a, b = max(pairs, key=lambda pair: abs(pair[0]))
-    return a != 0 and all(abs(x * b - y * a) < TOLERANCE for x, y in pairs)
-
-
-def _line(tree: Tree) -> list[tuple[complex, complex]] | None:
-    """Start and step of each coordinate on a line with one parameter; None for other trees."""
-    match tree:
-        case ["mul", ["var", _] as scale, ["matrix", *rows]]:
-            members: list[Tree] = [["mul", scale, row[0]] for row in rows if len(row) == 1]
-        case ["matrix", *rows]:
-            members = [row[0] for row in rows if len(row) == 1]
-        case ["tuple", *members]:
-            pass
-        case _:
-            return None
-    names = variables(tree)
-    if len(names) != 1:
-        return None
-    progressions = [_progression(member, next(iter(names))) for member in members]
-    linear = [progression for progression in progressions if progression is not None]
-    return linear if len(linear) == len(progressions) else None
-
-
 def _progression(tree: Tree, name: str) -> tuple[complex, complex] | None:
     """Start and step of a formula that is linear in a variable."""
     first, second, third = (value_of(_renamed(tree, name, ["num", str(at)])) for at in (0, 1, 2))
@@ -245,8 +212,6 @@ def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
     match answer:
         case ["pow", ["num", digits], ["num", "1"]] if holds(gold, "pow"):
             return ["num", digits]
-        case ["add", ["num", "0"], rest] if ["const", "i"] in subtrees(gold):
-            return list(rest)
         case ["add", rest, ["mul", ["num", "0"], ["const", "i"]]]:  # 5 + 0i
             return list(rest)
         case ["rel", "=", ["call", "abs", ["var", _]], number] if (
@@ -255,12 +220,8 @@ def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
             return ["pm", number]
         case ["mul", scale, ["tuple", *members]] if gold[0] == "tuple" and not variables(scale):
             return ["tuple", *(_scaled(scale, member) for member in members)]
-        case ["mul", scale, ["matrix", *rows]] if gold[0] == "tuple" and not variables(scale):
-            return ["tuple", *(_scaled(scale, entry) for row in rows for entry in row)]
         case ["either" | "list", *parts] if gold[0] == "cup" and all(map(_is_part, parts)):
             return reduce(lambda tree, part: ["cup", tree, part], parts)
-        case ["set", ["tuple", *_] as point] if gold[0] == "tuple":
-            return list(point)
         case ["pow", ["tuple" | "interval", *members], ["var", "T" | "top"]]:
             return ["matrix", *([member] for member in members if isinstance(member, list))]
         case ["rel", sign, ["call", "abs", ["var", _] as name], number] if gold[0] in _SETS:
@@ -283,7 +244,7 @@ def _in_standard_form(gold: Tree, answer: Tree) -> Tree:
         case ["mul", ["num", "1"], ["const", "i"] as one] if one in subtrees(gold):
             return list(one)
         case ["mul" | "rel" | "add" | "neg", *_]:
-            return _mapped(answer, lambda member: _in_standard_form(gold, member))
+            return mapped(answer, lambda member: _in_standard_form(gold, member))
     return answer
 
 
@@ -301,7 +262,7 @@ def _in_exponential_form(tree: Tree) -> Tree:
             above = rest[0] if len(rest) == 1 else ["mul", *rest]
             return _direction(["frac", above, below])
         case ["mul" | "neg" | "list" | "set", *_]:
-            return _mapped(tree, _in_exponential_form)
+            return mapped(tree, _in_exponential_form)
     return tree
 
 
@@ -315,7 +276,6 @@ def _direction(angle: Tree) -> Tree:
 
 
 def _is_part(tree: Tree) -> bool:
-    """Whether a tree can be a part of a union."""
     return (
         tree[0] == "interval"
         or (tree[0] == "tuple" and len(tree) == 3)
@@ -377,7 +337,7 @@ def _in_radians(tree: Tree, other: Tree, question: str) -> Tree:
 
 def _with_unit_last(gold: Tree, answer: Tree) -> Tree:
     """``60^\\circ = \\pi/3`` for ``\\pi/3 = 60^\\circ``, where the gold answer is in radians."""
-    if not (answer[0] in ("either", "same") or is_equality(answer)) or answer[-1][0] == "var":
+    if not (answer[0] == "either" or is_equality(answer)) or answer[-1][0] == "var":
         return answer
     is_degree = _right_side(gold)[0] == "deg"
     members = [member for member in answer if isinstance(member, list)]
@@ -388,17 +348,10 @@ def _with_unit_last(gold: Tree, answer: Tree) -> Tree:
 
 
 def _with_variable_of(gold: Tree, answer: Tree) -> Tree:
-    """``f^{-1}(y) = 2y`` as ``f^{-1}(x) = 2x``, and ``f(x) \\geq 1`` as ``y \\geq 1`` for a set."""
-    match answer:
-        case ["rel", "=", ["call", _, ["var", name]], _] if gold[
-            0
-        ] != "var" and name not in variables(gold):
-            gold_names = variables(gold[-1] if gold[0] == "rel" else gold)
-            return _renamed(answer, name, ["var", *gold_names]) if len(gold_names) == 1 else answer
-        case ["rel", signs, *members] if gold[0] in _SETS and "=" not in signs.split():
-            plain = [["var", "y"] if _is_function(member) else member for member in members]
-            return ["rel", signs, *plain]
-    return answer
+    """``f(x) \\geq 1`` as ``y \\geq 1`` for a set."""
+    if answer[0] != "rel" or gold[0] not in _SETS or "=" in answer[1].split():
+        return answer
+    return [*answer[:2], *(["var", "y"] if _is_function(part) else part for part in answer[2:])]
 
 
 def _is_function(tree: Tree) -> bool:
@@ -420,25 +373,10 @@ def _scaled(scale: Tree, tree: Tree) -> Tree:
 
 
 def _in_base_ten(tree: Tree) -> Tree:
-    """``47_{10}`` and ``101111_2 = 47_{10}`` as 47, also in a list."""
+    """``47_{10}`` as 47, also in a list."""
     if tree[0] == "based" and tree[2] == "10":
         return ["num", tree[1]]
-    is_equation = tree[:2] == ["rel", "="]
-    if is_equation and {member[0] for member in tree[2:]} in ({"based"}, {"based", "num"}):
-        numbers = {_number_in_base(member) for member in tree[2:]}
-        return _in_base_ten(tree[-1]) if len(numbers) == 1 and None not in numbers else tree
     return [tree[0], *map(_in_base_ten, tree[1:])] if tree[0] in ("list", "tuple") else tree
-
-
-def _number_in_base(tree: Tree) -> int | None:
-    """The number that a numeral of a base from 2 to 36 is."""
-    base = tree[2] if tree[0] == "based" else "10"
-    if len(tree[1]) > _LONGEST_RESIDUE or not base.isdigit() or not 2 <= int(base[:3]) <= 36:
-        return None
-    try:
-        return int(tree[1], int(base))
-    except ValueError:
-        return None
 
 
 def _residue(tree: Tree) -> Tree:
@@ -464,27 +402,20 @@ def _is_class(congruence: Tree, family: Tree) -> bool:
     return is_step and _is_whole((line[0] - residue) / modulus)
 
 
-def _both_points(tree: Tree) -> Tree:
+def _with_points(tree: Tree) -> Tree:
     """``(\\pm 4, 0)`` as its two points."""
-    members = tree[1:] if tree[0] == "list" else []
-    if any(member[:1] == ["pm"] and member[1][0] == "tuple" for member in members):
-        return ["list", *(point for member in tree[1:] for point in _points(member))]
-    return ["list", *_points(tree)] if len(_points(tree)) > 1 else tree
+    members = tree[1:] if tree[0] == "list" else [tree]
+    points = [point for member in members for point in _points(member)]
+    return ["list", *points] if len(points) > len(members) else tree
 
 
 def _points(tree: Tree) -> list[Tree]:
-    kinds = [part[0] for part in subtrees(tree)]
-    if tree[:1] == ["pm"] and tree[1][0] == "tuple":
+    if tree[0] == "pm" and tree[1][0] == "tuple":
         return [tree[1], ["tuple", *(["neg", coordinate] for coordinate in tree[1][1:])]]
-    if tree[0] != "tuple" or kinds.count("pm") != 1:
+    num_signs = [part[0] for part in subtrees(tree)].count("pm")
+    if tree[0] != "tuple" or num_signs != 1:
         return [tree]
-    return [_with_sign(tree, is_upper) for is_upper in (True, False)]
-
-
-def _with_sign(tree: Tree, is_upper: bool) -> Tree:
-    if tree[0] == "pm":
-        return list(tree[1]) if is_upper else ["neg", tree[1]]
-    return _mapped(tree, lambda member: _with_sign(member, is_upper))
+    return [with_sign(tree, is_upper) for is_upper in (True, False)]
 
 
 def is_same_family(gold: Tree, answer: Tree) -> bool:
@@ -513,16 +444,12 @@ def _members(tree: Tree, name: str) -> list[complex]:
         if value is None or variables(value) != {name} or value[0] in _SEVERAL or num_signs > 1:
             return []
         for sign in (True, False)[: 1 + num_signs]:
-            signed = _with_sign(value, sign)
-            numbers = [value_of(_renamed(signed, name, _integer(n))) for n in _INTEGERS]
+            signed = with_sign(value, sign)
+            numbers = [value_of(_renamed(signed, name, n)) for n in _INTEGERS]
             if not all(map(is_scalar, numbers)):
                 return []
             solutions.extend(number for number in numbers if is_scalar(number))
     return solutions
-
-
-def _integer(number: int) -> Tree:
-    return ["num", str(number)] if number >= 0 else ["neg", ["num", str(-number)]]
 
 
 def _is_whole(number: complex) -> bool:
@@ -566,12 +493,7 @@ def _rows_of(tree: Tree, other: Tree) -> Tree | None:
 def _as_columns(tree: Tree) -> Tree:
     if tree[0] == "tuple":
         return ["matrix", *([coordinate] for coordinate in tree[1:])]
-    return [
-        _as_columns(member)
-        if isinstance(member, list) and member[:1] and isinstance(member[0], str)
-        else member
-        for member in tree
-    ]
+    return mapped(tree, _as_columns)
 
 
 def _from_unit_vectors(tree: Tree) -> Tree | None:
@@ -665,12 +587,7 @@ def _with_parameter(gold: Tree, name: str, answer: Tree, answer_name: str) -> Tr
 def _renamed(tree: Tree, name: str, new: Tree) -> Tree:
     if tree == ["var", name]:
         return new
-    return _mapped(tree, lambda member: _renamed(member, name, new))
-
-
-def _mapped(tree: Tree, change: Callable[[Tree], Tree]) -> Tree:
-    """The tree with a change made to each of its members that is a tree."""
-    return [change(member) if isinstance(member, list) else member for member in tree]
+    return mapped(tree, lambda member: _renamed(member, name, new))
 
 
 def _set_named(tree: Tree) -> Tree:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from typing import TypeGuard
 
-from reason_llm.score.math.answer_tree import Tree, holds, subtrees
+from reason_llm.score.math.answer_tree import Tree, holds, literal, subtrees
 from reason_llm.score.math.units import word_set
 
 Value = complex | tuple["Value", ...]
@@ -84,12 +84,8 @@ def direction_of(relation: Tree) -> Value | None:
 
 def _number(tree: Tree, point: str) -> complex:
     match tree:
-        case ["num", digits]:
-            return float(digits)
-        case ["rep", whole, start, period]:
-            return float(f"{whole or 0}.{start or ''}{period * 20}"[:60])
-        case ["mixed", whole, numerator, denominator]:
-            return float(whole) + float(numerator) / float(denominator)
+        case ["num" | "mixed" | "rep", *_]:
+            return float(literal(tree) or 0)
         case ["var", name]:
             return 1.2 + 2 * zlib.crc32(f"{name} {point}".encode()) / 2**32
         case ["const", name]:

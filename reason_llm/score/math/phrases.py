@@ -1,12 +1,11 @@
 """Words with a mathematical meaning: the empty set, sets of numbers, remarks about constants."""
 
+import re
 from collections.abc import Sequence
 
 from reason_llm.score.math.latex_tokens import Token, tokenize
 from reason_llm.score.math.units import word_set
 
-_REMAINDER = ("remainder", "with remainder", "r")
-_BASE = ("base", "in base")
 _MODULO = ("pmod", "bmod", "mod", "modulo")
 _NONE = word_set("no none not doesn't without nothing")
 _SOLUTIONS = word_set(
@@ -37,7 +36,6 @@ _LEFT_STARTS = (
 )  # fmt: skip
 _VECTORS = word_set(r"\vec \mathbf \overrightarrow \boldsymbol \hat")
 _LONGEST_OPERATOR = 6
-_CHOOSE = frozenset("{}_^C")
 _OF_SETS = word_set(r"\cap \cup \setminus \mathcal ( ) , ' | \mid \{ \} { } ^ c")
 _NUMBER_FUNCTIONS = word_set("tau sigma phi varphi mu pi omega zeta")
 _SETS = {
@@ -58,14 +56,45 @@ _SETS = {
 _ALL = ("the set of all ", "set of all ", "the set of ", "all ", "every ", "any ", "the ", "")
 _EXCEPT = ("except for", "except", "excluding", "other than", "but not", "besides", "not equal to")
 _SUCH = ("such that", "x such that", "x where", "where", "for which", "with")
-_OR = ("or", "(or")
-_EQUALS = ("=", "\\approx")
 _MAX_WORDS = 12
-_LENGTHS_OF_DOMAIN = (6, 5, 11, 12, 13, 14)
-"""Tokens of ``C \\in \\mathbb{R}``, with braces and without, and of ``n = 0, \\pm 1, \\ldots``."""
-_ALL_INTEGERS = ("=0,\\pm1,\\pm2,\\ldots", "=0,\\pm1,\\pm2,\\pm3,\\ldots")
-_FOR_ALL = ("where", "with", "for", "for all", "for any", "for every", "for each", "for some",
-            "forall", ",", "(")  # fmt: skip
+_LEAD = r"(?:\n(?:,|\(?(?:where|with|\\?forall|for(?: (?:all|any|every|each|some))?+)|\()(?=\n))"
+_DOMAIN = r"([a-z])\n\\in\n(\\mathbb(?:\n[{}A-Z^+])++)"
+_ALL_INTEGERS = r"([a-z])\n=\n0\n,\n\\pm\n1\n,\n\\pm\n2(?:\n,\n\\pm\n3)?+\n,\n\\ldots"
+_STATEMENTS = tuple(
+    (re.compile(pattern, re.IGNORECASE), latex)
+    for pattern, latex in [
+        (rf"(?<=.){_LEAD}*+\n{_DOMAIN}(?:\n\))?+\Z", r", \1 \\in \2"),
+        (rf"(?<=.){_LEAD}*+\n{_ALL_INTEGERS}(?:\n\))?+\Z", r", \1 \\in \\mathbb{Z}"),
+        (rf"{_LEAD}++\n([^\n]++\n\\neq(?:\n(?!\\neq|\)\Z)[^\n]++)++)(?:\n\))?+\Z", r", \1"),
+    ]
+)
+"""Statements about a name behind an answer, one token a line, and how they are read as an item."""
+_NUMERALS = tuple(
+    (re.compile(pattern, re.IGNORECASE), latex)
+    for pattern, latex in [
+        (
+            r"\A\n([\d.]++)(?:\n[{}])*+\n[ ,:]*+(?:(?:with )?remainder|r)[ ,:]*+(?:\n[{}])*+"
+            r"\n([\d.]++)(?:\n})*+\Z",
+            r"\\text{quotient}=\1, \\text{remainder}=\2",
+        ),
+        (
+            r"(?<=\d)(?:\n[{}(])*+(?:\nin)?+\n\(?(?:in )?base(?:\n[{}])*+\n(\w++)(?:\n[)}])*+\Z",
+            r"_{\1}",
+        ),
+    ]
+)
+"""``12 \\text{ remainder } 5`` and ``45 \\text{ (base 10)}``."""
+_OTHER_FORM = (
+    (
+        re.compile(
+            r"(?<=.)(?:\n[,;(](?=\n))*+\n\(?(?:i\n\.\ne\n\.|i\.e\.|that[\n ]is)"
+            r"(?:\n(?:[,.]|the|ratio|is|value|answer|it)(?=\n))*+",
+            re.IGNORECASE,
+        ),
+        r"\\text{or}",
+    ),
+)
+"""``, i.e. the ratio is 1:3`` behind one third is another form, as behind ``or``."""
 _CONSTANT = word_set(
     """
     where with for with and is are a an the any some every all arbitrary constant constants of
@@ -75,8 +104,6 @@ _CONSTANT = word_set(
 """Words of a remark about a constant."""
 _KINDS_OF_CONSTANT = word_set("constant constants integer integers real reals")
 _INTEGERS = frozenset("knmjltrs")
-_THAT_IS = (["i", ".", "e", "."], ["i.e."], ["that is"], ["that", "is"])
-_LEADING = frozenset([",", ".", "the", "ratio", "is", "value", "answer", "it"])
 _MARKS = frozenset("(),.{}_")
 
 
@@ -98,12 +125,8 @@ def is_left_side(tokens: list[Token]) -> bool:
         return not any(map(str.isdigit, names))
     if "\\circ" in names and "^" not in names and names[-1] == ")":  # (f \\circ g)(x)
         return True
-    if first == "[":  # the coefficient [x^3] of a polynomial
+    if first == "[":  # the area [ABC] of a triangle, the coefficient [x^3] of a polynomial
         return "]" in names
-    if first.isdigit():  # 45_{10}
-        return rest[:1] == ["_"] and set(rest[1:]) <= {"{", "}", "10"}
-    if "C" in names and "_" in names and all(name in _CHOOSE or name.isdigit() for name in names):
-        return True
     if first[1:] in _NUMBER_FUNCTIONS and rest[-1:] == [")"]:
         return all(name.isdigit() or name in "_{}()," for name in rest)
     if [first, *rest[-1:]] == ["|", "|"]:  # the number of elements of a set
@@ -150,32 +173,24 @@ def means_empty_set(tokens: Sequence[Token]) -> bool:
     return num_denied == 1 and set(words) <= _ABOUT_SOLUTIONS and bool(names_nothing)
 
 
-def with_remainder(tokens: list[Token]) -> list[Token]:
-    """``12 \\text{ remainder } 5`` as ``quotient = 12, remainder = 5``."""
-    shown, tokens = tokens, [token for token in tokens if str(token) not in "{}"]
-    if len(tokens) != 3 or (tokens[0].kind, tokens[2].kind) != ("number", "number"):
-        return shown
-    if tokens[1].text.casefold().strip(" ,:") not in _REMAINDER:
-        return shown
-    return [*tokenize("\\text{quotient}="), tokens[0], *tokenize(",\\text{remainder}="), tokens[2]]
+def as_numerals(tokens: list[Token]) -> list[Token]:
+    """``12 \\text{ remainder } 5`` as ``quotient = 12, remainder = 5``, and
+    ``45 \\text{ (base 10)}`` as ``45_{10}``."""
+    return _rewritten(tokens, _NUMERALS)
 
 
-def with_base(tokens: list[Token]) -> list[Token]:
-    """``45 \\text{ (base 10)}`` and ``45 \\text{ in base } 10`` as ``45_{10}``."""
-    shown, tokens = tokens, [token for token in tokens if str(token) not in "{}"]
-    end = len(tokens)
-    while end and str(tokens[end - 1]) == ")":
-        end -= 1
-    place = end - 2
-    if place < 1 or tokens[place].text.casefold().strip(" (") not in _BASE or len(tokens) > 8:
-        return shown
-    start = place
-    while start and str(tokens[start - 1]) in ("(", "in"):
-        start -= 1
-    if not start or tokens[start - 1].kind != "number":
-        return shown
-    under, first, last = (Token("sign", sign, False) for sign in "_{}")
-    return [*tokens[:start], under, first, tokens[end - 1], last]
+def _rewritten(tokens: list[Token], rules: Sequence[tuple[re.Pattern[str], str]]) -> list[Token]:
+    """The tokens with what a rule matches in other words; themselves if none does."""
+    shown = "".join(f"\n{token}" for token in tokens)
+    for pattern, latex in rules:
+        if match := pattern.search(shown):
+            start, end = (shown.count("\n", 0, place) for place in match.span())
+            rewritten = [*tokens[:start], *tokenize(match.expand(latex)), *tokens[end:]]
+            brackets = [str(token) for token in rewritten if str(token) in ("(", ")")]
+            if brackets[-1:] == [")"] and brackets.count(")") > brackets.count("("):
+                rewritten.pop()
+            return tokens if list(map(str, rewritten)) == list(map(str, tokens)) else rewritten
+    return tokens
 
 
 def without_modulus(tokens: list[Token]) -> tuple[list[Token], str]:
@@ -227,20 +242,26 @@ def with_sets(tokens: list[Token]) -> list[Token]:
         return tokens[end:]
     if rest.removesuffix(" x") not in _EXCEPT:
         return tokens
-    last = next((i for i in range(end, len(tokens)) if tokens[i].text == "i.e."), len(tokens))
     points = [
         Token("sign", ",", False) if token.text in ("and", "or") else token
-        for index, token in enumerate(tokens[end:last], end)
+        for index, token in enumerate(tokens[end:], end)
         if not (token.text in ("x", "=") and "=" in [t.text for t in tokens[index : index + 2]])
     ]
     first, second = (Token("command", brace, False) for brace in ("{", "}"))
-    return [*shown, Token("command", "setminus", True), first, *points, second, *tokens[last:]]
+    return [*shown, Token("command", "setminus", True), first, *points, second]
 
 
 def without_remark(tokens: list[Token]) -> list[Token]:
-    """Remove ``, where C is a constant`` behind an answer, which does not change its value. What
-    stands in brackets, ``(C \\in \\mathbb{R})`` or ``(or 0.625)``, is a further item."""
-    tokens = _with_alternative(_with_domain(_with_exclusion(_with_other_form(tokens))))
+    """Remove ``, where C is a constant`` behind an answer, which does not change its value.
+    ``(C \\in \\mathbb{R})`` becomes a further item."""
+    tokens = _rewritten(tokens, _OTHER_FORM)
+    names = [str(token) for token in tokens]
+    if names[:1] == ["\\{"] and {":", "\\mid", "|"} & {*names[-8:]}:  # {2\pi n : n \in \mathbb{Z}}
+        bar = max(names.index(name) for name in (":", "\\mid", "|") if name in names)
+        if names[bar + 2 : bar + 4] == ["\\in", "\\mathbb"]:
+            tokens = [*tokens[1:bar], Token("sign", ",", False), *tokens[bar + 1 : -1]]
+    elif {"<", ">", "\\leq", "\\geq"}.isdisjoint(names):
+        tokens = _rewritten(tokens, _STATEMENTS)
     for start, token in enumerate(tokens):
         first = token.text.casefold().strip("( ").partition(" ")[0]
         if start and token.kind in ("text", "letters") and first in ("where", "with", "for"):
@@ -265,83 +286,3 @@ def without_remark(tokens: list[Token]) -> list[Token]:
     if not words & {"constant", "constants"} and len(names) == 1:
         return [*tokens[:start], *tokenize(f", {names[0]} \\in \\mathbb{{R}}")]
     return tokens[:start]
-
-
-def _with_domain(tokens: list[Token]) -> list[Token]:
-    """``(C \\in \\mathbb{R})`` or ``n = 0, \\pm 1, \\ldots`` at the end as a further item."""
-    is_set = bool(tokens) and (str(tokens[0]), str(tokens[-1])) == ("\\{", "\\}")
-    end = len(tokens) - (is_set or str(tokens[-1]) == ")") if tokens else 0
-    for length in _LENGTHS_OF_DOMAIN:
-        start = end - length
-        domain = tokens[max(start, 0) : end]
-        shown = "".join(map(str, domain[1:]))
-        is_domain = shown.startswith("\\in\\mathbb") or shown in _ALL_INTEGERS
-        if start > 1 and is_domain and len(domain[0].text) == 1:
-            break
-    else:
-        return tokens
-    if is_set:  # {2\pi n : n \in \mathbb{Z}}
-        is_named = start > 3 and str(tokens[start - 1]) in (":", "\\mid", "|")
-        return [*tokens[1 : start - 1], Token("sign", ",", False), *domain] if is_named else tokens
-    if end < len(tokens):
-        start -= 1
-        if str(tokens[start]) != "(":
-            return tokens
-    while start and (tokens[start - 1].text.casefold().strip("( ") in _FOR_ALL):
-        start -= 1
-    if shown in _ALL_INTEGERS:
-        domain = [domain[0], *tokenize("\\in\\mathbb{Z}")]
-    replaced = [*tokens[:start], Token("sign", ",", False), *domain]
-    return tokens if replaced == tokens else replaced
-
-
-def _with_exclusion(tokens: list[Token]) -> list[Token]:
-    """``x + 3 (x \\neq 3)`` or ``x + 3 for x \\neq 3`` as ``x + 3, x \\neq 3``."""
-    shown = [str(token) for token in tokens]
-    place = shown.index("\\neq") if shown.count("\\neq") == 1 else 0
-    if place < 3 or {"<", ">", "\\leq", "\\geq", "\\in"} & set(shown):
-        return tokens
-    start, end = place - 1, len(tokens)
-    if shown[start - 1] == "(" and shown[-1] == ")":
-        start, end = start - 1, end - 1
-    before = shown[start - 1].casefold().strip("( ")
-    if start < place - 1 or before in _FOR_ALL:
-        while start and shown[start - 1].casefold().strip("( ") in _FOR_ALL:
-            start -= 1
-        rest = tokens[place - 1 : end]
-        return [*tokens[:start], Token("sign", ",", False), *rest]
-    return tokens
-
-
-def _with_other_form(tokens: list[Token]) -> list[Token]:
-    """``, i.e. the ratio is 1:3`` at the end as ``i.e. 1:3``."""
-    words = [token.text.casefold() for token in tokens]
-    plain = [word.strip("( ,") or word for word in words]
-    for start in range(1, len(words)):
-        phrases = (words for words in _THAT_IS if plain[start : start + len(words)] == words)
-        shown = next(phrases, None)
-        if shown is None:
-            continue
-        before = start - (words[start - 1] in (",", ";", "("))
-        is_bracketed = "(" in (words[start][:1], words[before]) and words[-1] == ")"
-        rest = tokens[start + len(shown) : len(tokens) - is_bracketed]
-        while rest and rest[0].text.casefold() in _LEADING:
-            del rest[0]
-        return [*tokens[:before], Token("text", "i.e.", True), *rest]
-    return tokens
-
-
-def _with_alternative(tokens: list[Token]) -> list[Token]:
-    """``(or 0.625)`` at the end as ``or 0.625``, ``(= 0.625)`` as ``= 0.625``."""
-    if not tokens or str(tokens[-1]) != ")":
-        return tokens
-    names = [str(token) for token in tokens]
-    for place in range(1, len(tokens) - 2):
-        is_last = ")" not in names[place:-1] or "(" in names[place + 1 : -1]
-        if names[place] == "(" and names[place + 1] in _EQUALS and is_last:
-            return [*tokens[:place], *tokens[place + 1 : -1]]
-    place = next((i for i, token in enumerate(tokens) if token.text.casefold() in _OR), 0)
-    is_opened = place > 1 and str(tokens[place - 1]) == "("
-    if not is_opened and not tokens[place].text.startswith("(or"):
-        return tokens
-    return [*tokens[: place - is_opened], Token("text", "or", True), *tokens[place + 1 : -1]]

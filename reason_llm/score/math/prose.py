@@ -13,14 +13,14 @@ from itertools import chain, pairwise
 
 from reason_llm.score.math.answer_text import (
     DIRECTIONS,
-    are_known,
+    LEAD_WORDS,
     is_bare_word,
     is_choice,
     reading_of,
     unwrapped,
 )
 from reason_llm.score.math.answer_tree import FUNCTIONS, MAX_CHARACTERS, Tree
-from reason_llm.score.math.constraints import asking_sentences, asks_to_round
+from reason_llm.score.math.constraints import asking_sentences, demands_of
 from reason_llm.score.math.question import AUXILIARIES, words_of
 from reason_llm.score.math.units import AREAS, canonical, is_known, unit_words, word_set
 
@@ -65,11 +65,6 @@ _SYMBOLS = {
 }  # fmt: skip
 """Names that stand for words of the question."""
 _NAMED = re.compile(r"(\\?[A-Za-z]{1,5}+) ?= ?(?=[^=]++\Z)")
-_NO_OTHERS = re.compile(
-    r"[,;.]?(?: and| with)?+(?: there (?:are|is|exist))?+ no others?"
-    r"(?: (?:such )?(?:solution|value|pair|triple|integer|number|function|root)s?)?(?= *[.}]|\Z)"
-)
-"""Words that say that an answer is complete."""
 _UNIT_BEHIND = re.compile(r"\\text\{[^{}]*+\}\Z")
 _PRICE = re.compile(r"-?\$\d")
 _SIGN = re.compile(r"(?:=|:|\\approx|≈)(?!=)\s*+")
@@ -86,6 +81,7 @@ _SMALL = word_set(
 """Words that are no label."""
 _NO_WORDS = frozenset[str]()
 _VERBS = word_set("is are was were equals equal has have had be contains makes gives as by")
+_BEHIND = word_set("left altogether away apart old cost costs earns earned spent sold saved")
 _DENIALS = word_set(
     """
     not no never neither nor none nothing without isn't aren't wasn't doesn't don't didn't won't
@@ -343,7 +339,7 @@ def prose_of(text: str, question: str) -> Prose | None:
 def _plain(text: str) -> str:
     for shown, plain in (("a.m.", "am"), ("p.m.", "pm"), ("per cent", "percent")):
         text = text.replace(shown, plain)
-    return _NO_OTHERS.sub("", text) if "no other" in text else text
+    return text
 
 
 def _is_unit_word(word: str) -> bool:
@@ -353,7 +349,6 @@ def _is_unit_word(word: str) -> bool:
 
 
 def _stripped(text: str) -> str:
-    """Strip spaces and punctuation from both ends."""
     if text.count("$") == 1 and _PRICE.match(text.strip()):
         text = text.replace("$", "\\$")
     start = _EDGE.match(text)
@@ -499,7 +494,7 @@ def readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]]
         return
     reading = reading_of(unwrapped(gold), letters_are_units=False)
     gold_tree = reading.tree if reading else None
-    is_rounded = asks_to_round(question)
+    is_rounded = demands_of(question).rounded
     for prose in _candidates(stated, question, bool(wanted)):
         if _alters_values(prose, question, is_rounded) or not prose.values:
             continue
@@ -697,14 +692,10 @@ def _candidates(prose: Prose, question: str, has_words: bool) -> Iterator[Prose]
         about.add(len(shown) - 1)
     if about:
         yield prose.without(about)
-    if not has_words:
-        for place in range(1, len(prose.values)):
-            gap = prose.gaps[place]
-            is_at = gap and (gap[0] in _AT or gap[-1] in _AT)
-            is_for = gap and gap[0] == "for" and set(gap) <= _FOR_ALL
-            is_for = is_for and _ALL_OF.fullmatch(prose.values[place]) is not None
-            if (is_at or is_for) and place == len(prose.values) - 1:
-                yield Prose(prose.values[:place], [*prose.gaps[:place], []])
+    is_at = before and (before[0] in _AT or before[-1] in _AT)
+    is_for = before and before[0] == "for" and set(before) <= _FOR_ALL
+    if not has_words and (is_at or (is_for and _ALL_OF.fullmatch(prose.values[-1]))):
+        yield Prose(prose.values[:-1], [*prose.gaps[:-2], []])
 
 
 def _is_subject_of_next(values: list[str], place: int) -> bool:
@@ -719,7 +710,7 @@ def _alters_values(prose: Prose, question: str, is_rounded: bool) -> bool:
     asked = words_of(question)
     asked |= _DENIALS if asked & _DENIALS else frozenset()
     count = len(prose.values)
-    if prose.gaps[-1] and not all(are_known(gap, question) for gap in prose.gaps[1:]):
+    if prose.gaps[-1] and not all(_are_known(gap, question) for gap in prose.gaps[1:]):
         return True
     # Words of the question are exempt: an answer repeats them without changing its value.
     for place, gap in enumerate(prose.gaps):
@@ -742,6 +733,19 @@ def _alters_values(prose: Prose, question: str, is_rounded: bool) -> bool:
     return False
 
 
+def _are_known(words: list[str], question: str) -> bool:
+    """Whether words behind a value are the question's or say nothing of a value."""
+    asked = words_of(question)
+    known = asked | LEAD_WORDS | _SMALL | _VERBS | _BEHIND
+    return all(
+        word in known
+        or canonical(word) in known
+        or (len(word) < 9 and word in question)
+        or word.removesuffix("ing") in asked
+        for word in words
+    )
+
+
 def _is_about_value(words: list[str], value: str, place: int) -> bool:
     """Whether words before a value make it a part of another: ``the square of 12``."""
     while words and words[-1] in ("the", "a"):
@@ -757,7 +761,6 @@ def _is_about_value(words: list[str], value: str, place: int) -> bool:
 
 
 def _labels(prose: Prose) -> list[frozenset[str]]:
-    """The words that label each value."""
     contents = [
         frozenset(canonical(part) for word in gap for part in word.split("-") if part not in _SMALL)
         for gap in prose.gaps
@@ -776,24 +779,10 @@ def _paired(
     values = prose.values
     labels = _labels(prose)
     kind = gold_tree[0] if gold_tree else ""
-    # The word between two values can make them one: a ratio, a product, a mixed number, a base.
-    if len(values) == 2:
-        between = prose.gaps[1]
-        if "to" in between and (kind == "ratio" or "ratio" in question):
-            yield gold, ":".join(_in_question_order(values, labels, question) or values)
-            return
-        if between == ["by"] and kind in ("mul", "list"):
-            yield gold, (" \\times " if kind == "mul" else ", ").join(values)
-            return
-        if kind == "mixed" and between == ["and"]:
-            yield gold, f"{values[0]} {values[1]}"
-            return
-        if kind == "based" and between[-1:] == ["base"]:
-            yield gold, f"{values[0]}_{{{values[1]}}}"
-            return
-        if between == ["in"] and {"probability", "chance", "odds"} & words_of(question):
-            yield gold, f"\\frac{{{values[0]}}}{{{values[1]}}}"
-            return
+    of_chance = {"probability", "chance", "odds"} & words_of(question)
+    if len(values) == 2 and prose.gaps[1] == ["in"] and of_chance:  # 1 in 6
+        yield gold, f"\\frac{{{values[0]}}}{{{values[1]}}}"
+        return
     if wanted is None or len(wanted.values) != len(values):
         ordered = _in_question_order(values, labels, question)
         is_open = any("or" in gap for gap in prose.gaps)

@@ -295,14 +295,14 @@ def test_the_memory_of_a_worker_is_limited() -> None:
 def test_what_does_not_fit_in_memory_is_refused_and_the_worker_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fills_memory(gold: str, answer: str) -> bool:
-        if gold == "1":
+    def fills_memory(gold: Tree, answer: Tree) -> bool:
+        if gold == ONE:
             raise MemoryError
         return True
 
     monkeypatch.setattr(math_worker, "same", fills_memory)
-    assert math_worker.compare(("1", "2", 9)) is False  # type: ignore[arg-type]
-    assert math_worker.compare(("x", "y", 9)) is True  # type: ignore[arg-type]
+    assert math_worker.compare((ONE, ["num", "2"], 9)) is False
+    assert math_worker.compare((["var", "x"], ["var", "y"], 9)) is True
 
 
 def test_a_worker_loads_no_torch_and_nothing_of_ours_but_the_mathematics() -> None:
