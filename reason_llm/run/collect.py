@@ -18,9 +18,10 @@ from typing import Self
 
 from reason_llm.config import Algorithm, Config, is_right
 from reason_llm.data import order
-from reason_llm.readers import RewardReader, StopRequest
+from reason_llm.readers import RewardReader
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run.start.prepare import Job
+from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import metrics
 from reason_llm.run.store.buffer import RolloutBuffer
 from reason_llm.run.store.document import Document
@@ -44,7 +45,7 @@ class Step:
     checkpoint: str | None
     job: Job
     buffer: RolloutBuffer
-    stop: StopRequest
+    stop: StopSignal
     watch: Watch
     record: Record
     """The step's record, to which collecting adds."""
