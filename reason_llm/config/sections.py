@@ -328,9 +328,6 @@ class TrainSection(Section):
     2502.16982."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of an exponential moving average of the adapter over optimizer steps, such as 0.9;
-    saved to <run>/adapter_ema/ at the end of the run. null: no average."""
     rows_per_step: Count = 64
     """Rows of a step (pairs, for a pairwise loss), in the stages that train on a set of rows."""
     epochs: Count = 1
@@ -735,8 +732,6 @@ NOT_WITH_FULL: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     *(rule for reader in READERS.values() for rule in reader.needs_frozen_base),
     (lambda c, row: c.of_stage.scores or not c.learns,
      "stage={c.stage}: it trains an adapter and a head, or nothing; use another stage"),
-    (lambda c, row: c.train.ema is not None,
-     "train.ema={c.train.ema}: an average of all weights needs another full copy; leave it out"),
 )  # fmt: skip
 """Options that need a frozen base: (whether one is set, ``what: why; fix``)."""
 

@@ -144,7 +144,6 @@ def _evaluation(run: Path, adapter: Path) -> dict[str, Any]:
     ]
     return {
         "best": Best(**best) if best else None,
-        "is_average": adapter == run / run_folder.KEPT["ema"],
         "summary": summary,
         "judged_by": judged_by,
         "form": "{:.1%}" if judged_by == "accuracy" else "{:.4g}",
