@@ -28,8 +28,7 @@ def write(folder: Path, text: str) -> Path:
 
 def parse(*arguments: str) -> Config:
     what = ("CONFIG.yaml", "")
-    line = read_command_line("train.py", "", what, arguments, {}, in_force=True)
-    return line.config()
+    return read_command_line("train.py", "", what, arguments, {}).config()
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -181,29 +180,6 @@ def test_a_model_or_data_of_one_s_own_inherits_nothing_from_the_quick_start() ->
     assert parse("--run.steps", "7").train.learning_rate == 2e-3  # the quick start
     with pytest.raises(ConfigError, match=r"^command line: --data\.train is missing; give it"):
         parse("--model.path", "my/model")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "rate", "rewards"),
-    [
-        ([], "default: 1e-05; here: 0.002", "here: think_answer_tags * 1"),
-        (["--data.train", "x"], "(default: 1e-05)", "(default: boxed * 1)"),
-        (["--data.train", "x", "--train.learning_rate", "3e-6"], "here: 3e-06", "boxed * 1)"),
-        (["{path}"], "here: 0.5", "(default: boxed * 1)"),
-        (["{path}", "--train.learning_rate", "1e-5"], "(default: 1e-05)", "(default: boxed * 1)"),
-        (["none.yaml"], "(default: 1e-05)", "(default: boxed * 1)"),
-    ],
-)
-def test_the_help_tells_the_values_in_force(
-    arguments: list[str], rate: str, rewards: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    path = write(tmp_path, "data: {train: x}\ntrain: {learning_rate: 0.5}\n")
-    with pytest.raises(SystemExit):
-        parse(*(each.format(path=path) for each in arguments), "--help", "all")
-    shown = " ".join(capsys.readouterr().out.split())
-    options = {part.split(" ", 1)[0]: part for part in shown.split(" --")}
-    assert rate in options["train.learning_rate"]
-    assert rewards in options["score.rewards"]
 
 
 def test_one_reward_is_a_list_of_one_and_a_name_alone_a_reward(tmp_path: Path) -> None:
