@@ -105,29 +105,9 @@ def build(
 
 
 def to_yaml(config: Config) -> str:
-    """Return the config, including defaults, as YAML that ``load`` reads back to an equal one. A
-    comment behind each null that keeps the value of an algorithm's or a loss's row says the value:
-    ``clip_low: null  # 0.2, of grpo``."""
-    dumper = yaml.CSafeDumper
+    """Return the config, including defaults, as YAML that ``load`` reads back to an equal one."""
     tree = config.model_dump(mode="json")
-    text = str(yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True))
-    rows = {"algorithm": config.algorithm, "preference": config.preference}
-    section, lines = "", list[str]()
-    for line in text.splitlines():
-        section = section if line.startswith((" ", "-")) else line.partition(":")[0]
-        null = _NULL.fullmatch(line)
-        chosen = rows.get(section)
-        if null is not None and chosen is not None:
-            value = getattr(chosen.row(), null[1])
-            if value is not None:
-                shown = value if isinstance(value, str) else json.dumps(value)
-                line += f"  # {shown}, of {chosen.name}"
-        lines.append(line)
-    return "\n".join(lines) + "\n"
-
-
-_NULL = re.compile(r"  (\w+): null")
-"""An option of a section that is left to the default."""
+    return str(yaml.dump(tree, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True))
 
 
 def schema() -> str:

@@ -192,22 +192,6 @@ def test_one_reward_is_a_list_of_one_and_a_name_alone_a_reward(tmp_path: Path) -
     assert load(write(tmp_path, to_yaml(load(path)))) == load(path)
 
 
-def test_values_that_a_row_decides_stand_behind_its_nulls(tmp_path: Path) -> None:
-    dapo = f"{X}algorithm: {{name: dapo, clip_low: 0.1}}\n"
-    cdpo = f"{X}stage: preference\npreference: {{name: cdpo}}\n"
-    for text, lines in (
-        (dapo, ["clip_low: 0.1", "clip_high: null  # 0.28, of dapo", "success_range: null"]),
-        (dapo, ["aggregation: null  # token_mean, of dapo", "epochs: null"]),
-        (
-            cdpo,
-            ["label_smoothing: null  # 0.1, of cdpo", "normalize_length: null  # false, of cdpo"],
-        ),
-    ):
-        config = load(write(tmp_path, text))
-        assert all(f"  {line}\n" in to_yaml(config) for line in lines)
-        assert load(write(tmp_path, to_yaml(config))) == config
-
-
 def test_names_of_others_lead_to_options_that_exist() -> None:
     options = {name for name, _ in leaves(Config)}
     named = {option for each in equivalents().values() for option in each["options"]}
