@@ -16,7 +16,6 @@ from pydantic.fields import FieldInfo
 from reason_llm.config import installation, other_names, yaml_text
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.sections import CHANGES, Config
-from reason_llm.config.stages import READ_BY
 from reason_llm.config.wrong_values import literals, nearest, wrong
 from reason_llm.errors import ConfigError, ReasonError, one_line, raise_all
 from reason_llm.files import read_bounded
@@ -404,22 +403,16 @@ def unknown_key(
     inside = [name for name in keys if name.startswith(f"{key}.")]
     if dashes and inside:
         return f"{problem}: it is a section; name an option in it, such as {dashes}{inside[0]}"
+    if not dashes and "." not in key:
+        keys = [*Config.model_fields, *keys]
+    # By the last part alone; of equal ones, that in the key's own section.
     section = key.partition(".")[0]
-    if not dashes and key == section:
-        keys = [*Config.model_fields, *keys]  # first, as data.train is not what trian: {...} means
-    # By the last part alone, and only what is nearly the same. Options of the key's own section
-    # count first, those of single stages last.
-    keys.sort(key=lambda name: (name.split(".")[0] != section, name.split(".")[0] in READ_BY))
-    by_name: dict[str, str] = {}
-    for name in keys:
-        by_name.setdefault(name.rpartition(".")[2], name)
+    by_name = {name.rpartition(".")[2]: name for name in reversed(keys)}
+    by_name |= {n.rpartition(".")[2]: n for n in reversed(keys) if n.startswith(f"{section}.")}
     asked = key.rpartition(".")[2].replace("-", "_")
     close = difflib.get_close_matches(asked, by_name, n=1, cutoff=0.7)
     near = [name for name in keys if key.startswith(f"{name}.")] or [by_name[n] for n in close]
-    parent = key.rpartition(".")[0]
-    beside = [f"{dashes}{name}" for name in keys if name.startswith(f"{parent}.")]
-    if "." in parent and beside and not near:
-        return f"{problem}; name one of {', '.join(beside)}"
-    return f"{problem}; " + (
-        f"did you mean {dashes}{near[0]}?" if near else "see --help for the sections of options"
-    )
+    if near:
+        return f"{problem}; did you mean {dashes}{near[0]}?"
+    where = f" {section}" if section in Config.model_fields else ""
+    return f"{problem}; see --help{where} for the options"

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config import installation
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, AlgorithmSection
@@ -409,17 +409,6 @@ class MemorySection(Section):
     host_gib: Literal["auto"] | Gib = "auto"
     """Limit of host memory in a run on a GPU. auto: all of the machine's memory."""
 
-    @field_validator("budget_gib", "host_gib", mode="before")
-    @classmethod
-    def _has_no_unit(cls, value: object, info: ValidationInfo) -> object:
-        if not isinstance(value, str) or value == "auto":
-            return value
-        number, is_budget = value.strip().rstrip("%GgIiBb "), info.field_name == "budget_gib"
-        usual = "24" if is_budget else "64"
-        example = number if number.isdecimal() and "%" not in value else usual
-        card = f", as for a card of {example} GB" if is_budget else ""
-        raise ValueError(f"is in GiB, without a unit, and no fraction; write {example}{card}")
-
 
 class LogSection(Section):
     """Console and trackers."""
@@ -433,11 +422,6 @@ class LogSection(Section):
     """Trackers that receive the records of metrics.jsonl: tensorboard, wandb, trackio; one or a
     list. A tracker that fails, or takes longer than a minute for a record, is dropped with a
     warning."""
-
-    @field_validator("trackers")
-    @classmethod
-    def _are_named_once(cls, trackers: list[str]) -> list[str]:
-        return list(dict.fromkeys(trackers))
 
 
 class _Sections(Section):
