@@ -158,7 +158,7 @@ class ReaderRow:
     contradictions: tuple[Rule, ...] = ()
     """Rules of its options."""
     needs_frozen_base: tuple[Rule, ...] = ()
-    """Uses that contradict model.train=full: (whether it is so, ``what: why; fix``)."""
+    """Uses that contradict model.train=full: (whether it is so, what)."""
     watched: Mapping[str, str] = field(default_factory=dict)
     """Texts of the console, by the metric that each shows."""
     curves: tuple[tuple[str, str, str], ...] = ()
@@ -213,9 +213,7 @@ READERS: dict[str, ReaderRow] = {
              "policy would never be trained; lower it"),
         ),
         needs_frozen_base=(
-            (lambda c, row: row.critic,
-             "algorithm.name={c.algorithm.name}: its critic is an adapter over a frozen base; use "
-             "grpo"),
+            (lambda c, row: row.critic, "algorithm.name={c.algorithm.name}"),
         ),
         watched={"critic/explained_variance": "explained variance {:.2f}"},
         curves=(("critic/explained_variance", "explained variance of the critic", "-"),),
@@ -276,8 +274,7 @@ READERS: dict[str, ReaderRow] = {
         ),
         needs_frozen_base=(
             (lambda c, row: c.teacher.adapter is not None,
-             "teacher.adapter={c.teacher.adapter}: it was trained over a frozen base; set "
-             "teacher.prompt"),
+             "teacher.adapter={c.teacher.adapter}"),
         ),
         watched={"train/teacher_kl": "KL to the teacher {:.3g}"},
     ),
@@ -304,8 +301,7 @@ READERS: dict[str, ReaderRow] = {
         ),
         needs_frozen_base=(
             (lambda c, row: bool(_reward_models(c, is_outside=False)),
-             "a reward model in score.rewards that is an adapter: its base must be frozen; name a "
-             "model"),
+             "a reward model in score.rewards that is an adapter"),
         ),
     ),
 }  # fmt: skip

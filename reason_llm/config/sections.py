@@ -5,7 +5,6 @@ each into one line. ``score`` checks reward names, ``data`` checks templates.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -23,7 +22,7 @@ from reason_llm.config.data import (
     share_of,
 )
 from reason_llm.config.preferences import PreferenceSection
-from reason_llm.config.readers import READERS, Passes, ReaderReward, ReaderSections
+from reason_llm.config.readers import READERS, Passes, ReaderReward, ReaderSections, Rule
 from reason_llm.config.score import ScoreSection
 from reason_llm.config.stages import (
     INSTEAD,
@@ -120,11 +119,16 @@ class RunSection(Section):
             return {**values, "shards": 1 if is_alone else SHARDS}
         return values
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process does all work of the run, one thing after the other, in one shard."""
+        alone = (1, 1, 0, 0)
+        return (self.replicas, self.shards, self.samplers, self.max_staleness) == alone
+
     def several(self) -> Any:
-        """Return ``replicas.entry_points``, or None where one process does all work of the run, one
-        thing after the other, in one shard. Raises ConfigError where that folder is missing."""
-        is_alone = self.replicas == 1 and self.shards == 1
-        if is_alone and not self.samplers and not self.max_staleness:
+        """Return ``replicas.entry_points``, or None if the run is alone. Raises ConfigError where
+        that folder is missing."""
+        if self.is_alone:
             return None
         return installation.slice_for(
             "replicas.entry_points",
@@ -696,48 +700,20 @@ class Config(ReaderSections, _Sections):
         return self
 
 
-NOT_WITH_FULL: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
-    (lambda c, row: c.model.quantize != "none",
-     "model.quantize={c.model.quantize}: packed weights have no gradient; leave it out"),
-    (lambda c, row: c.model.backend == "unsloth",
-     "model.backend=unsloth: Unsloth freezes the weights; set it to native"),
-    (lambda c, row: c.model.trust_remote_code,
-     "model.trust_remote_code: the models that the run saves hold no code; leave it out"),
-    (lambda c, row: c.model.adapter != AdapterSection(),
-     "the model.adapter section: there is no adapter; leave it out"),
-    (lambda c, row: c.model.start is not None,
-     "model.start={c.model.start}: there is no adapter; merge it with the command export and set "
-     "model.path to the result"),
-    (lambda c, row: (
-        c.run.replicas != 1 or c.run.shards > 1 or c.run.samplers > 0 or c.run.max_staleness > 0
-     ),
-     "run.replicas, run.shards, run.samplers or run.max_staleness: only adapters are sent between "
-     "processes; leave them out"),
+NOT_WITH_FULL: tuple[Rule, ...] = (
+    (lambda c, row: c.model.quantize != "none", "model.quantize={c.model.quantize}"),
+    (lambda c, row: c.model.backend == "unsloth", "model.backend=unsloth"),
+    (lambda c, row: c.model.trust_remote_code, "model.trust_remote_code=true"),
+    (lambda c, row: c.model.adapter != AdapterSection(), "the model.adapter section"),
+    (lambda c, row: c.model.start is not None, "model.start={c.model.start}"),
+    (lambda c, row: not c.run.is_alone,
+     "run.replicas, run.shards, run.samplers or run.max_staleness"),
+    (lambda c, row: c.of_stage.scores or not c.learns, "stage={c.stage}"),
     *(rule for reader in READERS.values() for rule in reader.needs_frozen_base),
-    (lambda c, row: c.of_stage.scores or not c.learns,
-     "stage={c.stage}: it trains an adapter and a head, or nothing; use another stage"),
 )  # fmt: skip
-"""Options that need a frozen base: (whether one is set, ``what: why; fix``)."""
+"""Options that need an adapter over a frozen base, or several processes."""
 
-NOT_WITH_FOLD: tuple[tuple[Callable[[Config], bool], str], ...] = (
-    (lambda c: c.model.train == "full",
-     "contradicts model.train=full, which has no adapter; leave fold out"),
-    (lambda c: c.model.quantize != "none",
-     "contradicts model.quantize={c.model.quantize}: packed weights take no adapter; leave one of "
-     "them out"),
-    (lambda c: c.model.backend == "unsloth",
-     "contradicts model.backend=unsloth, whose adapters vLLM applies; set backend to native"),
-    (lambda c: c.sample.engine == "transformers",
-     "contradicts sample.engine=transformers, which has no adapter kernels; leave fold out"),
-    (lambda c: (
-        c.run.replicas != 1 or c.run.samplers > 0 or c.run.max_staleness > 0
-     ),
-     "contradicts run.replicas, run.samplers or run.max_staleness, with which it was never run; "
-     "leave fold out"),
-)  # fmt: skip
-"""Options that ``sample.fold`` contradicts: (whether one is set, why and what to do)."""
-
-CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
+CONTRADICTIONS: tuple[Rule, ...] = (
     (lambda c, row: c.data.form not in c.allowed_forms,
      "data.form={c.data.form} contradicts stage={c.stage} ({c.method.name}), which learns from "
      "{c.allowed_forms[0]}; leave it out, or set stage"),
@@ -792,10 +768,17 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.algorithm.changes.get("kl_reference") == "start" and c.model.start is None,
      "algorithm.kl_reference=start contradicts model.start=null: there is no starting adapter; "
      "set model.start, or leave the option out to use the base"),
-    *(
-        (lambda c, row, is_so=is_so: c.sample.fold is True and is_so(c), f"sample.fold=true {why}")
-        for is_so, why in NOT_WITH_FOLD
-    ),
+    (lambda c, row: c.sample.fold is True and (
+        c.model.train == "full"
+        or c.model.quantize != "none"
+        or c.model.backend == "unsloth"
+        or c.sample.engine == "transformers"
+        or (c.run.replicas, c.run.samplers, c.run.max_staleness) != (1, 0, 0)
+     ),
+     "sample.fold=true contradicts model.train={c.model.train}, model.quantize={c.model.quantize}, "
+     "model.backend={c.model.backend}, sample.engine={c.sample.engine} or run.replicas, "
+     "run.samplers and run.max_staleness: it adds an adapter to unpacked weights that vLLM samples "
+     "in one process; leave it out"),
     *(rule for reader in READERS.values() for rule in reader.contradictions),
     (lambda c, row: c.stage == "rl" and c.sample.completions_per_prompt < 2 and row.needs_group,
      "sample.completions_per_prompt={c.sample.completions_per_prompt} contradicts algorithm.name="
@@ -867,7 +850,8 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "sdpa"),
     *(
         (lambda c, row, is_so=is_so: c.model.train == "full" and is_so(c, row),
-         what.replace(":", " contradicts model.train=full:", 1) + ", or set model.train to adapter")
+         f"{what} contradicts model.train=full, which trains all weights, in one process and "
+         "without an adapter; leave it out, or set model.train to adapter")
         for is_so, what in NOT_WITH_FULL
     ),
 )  # fmt: skip
