@@ -41,7 +41,6 @@ from reason_llm.config.readers import (
     READER_REWARDS,
     READERS,
     CriticSection,
-    LowMean,
     ReaderReward,
     TeacherSection,
 )

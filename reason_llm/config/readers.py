@@ -101,19 +101,6 @@ class ReaderSections(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LowMean:
-    """Alarm of the report: the mean of a metric over the last steps is negative."""
-
-    key: str
-    text: str
-    """Sentence with the ``{mean}``."""
-    advice: str
-    charts: tuple[str, ...]
-    first_steps: int
-    """Number of first steps in which it may be negative."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
     """Passes of the base and an adapter over a step's tokens."""
 
@@ -163,8 +150,6 @@ class ReaderRow:
     """Texts of the console, by the metric that each shows."""
     curves: tuple[tuple[str, str, str], ...] = ()
     """(metric, label, style) of the curves in its panel of curves.png."""
-    alarms: Mapping[str, LowMean] = field(default_factory=dict)
-    """Its alarms of the report, by title."""
 
 
 def _reward_models(c: Any, is_outside: bool) -> dict[str, Path]:
@@ -217,19 +202,6 @@ READERS: dict[str, ReaderRow] = {
         ),
         watched={"critic/explained_variance": "explained variance {:.2f}"},
         curves=(("critic/explained_variance", "explained variance of the critic", "-"),),
-        alarms={
-            "The critic explains nothing": LowMean(
-                key="critic/explained_variance",
-                text="The critic's values explain {mean:.2f} of the variance of the last steps' "
-                "returns.",
-                advice="Below 0 the advantages are noisier than without a critic: raise "
-                "critic.updates or critic.learning_rate, or set critic.value_clip to 0. If it "
-                "began from a reward model (critic.start), raise critic.warmup_steps, or leave "
-                "critic.start out: a head of zeros begins at 0.",
-                charts=("critic/explained_variance", "critic/loss", "critic/clip_fraction"),
-                first_steps=20,
-            ),
-        },
     ),
     "teacher": ReaderRow(
         is_of_algorithm=True,

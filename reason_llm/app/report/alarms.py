@@ -24,7 +24,7 @@ from reason_llm.app.report.evidence import (
     unknown,
 )
 from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.config import READERS, RIGHTNESS, STAGES, LowMean
+from reason_llm.config import RIGHTNESS, STAGES
 from reason_llm.data import RolloutSide, rollout_sides, unasked_form
 from reason_llm.run import Record
 from reason_llm.score.statistics import exact_sign_flip
@@ -575,18 +575,6 @@ def _order_of_pairs(seen: Evidence) -> tuple[float, float] | None:
     return (apart[0], apart[-1]) if len(apart) > 1 else None
 
 
-def low_mean(row: LowMean, seen: Evidence) -> Finding:
-    """The mean of a reader's metric over the last steps is negative."""
-    steps, values = series(seen.records, row.key)
-    if not values or steps[-1] < row.first_steps + RECENT_STEPS:
-        return unknown(f"fewer than {row.first_steps + RECENT_STEPS} steps")
-    mean = fmean(values[-RECENT_STEPS:])
-    text = row.text.format(mean=mean)
-    if mean >= 0:
-        return clear(text)
-    return alarm(text, (row.first_steps, steps[-1]))
-
-
 def overfits(seen: Evidence) -> Finding:
     """The held-out loss rises evaluation after evaluation."""
     steps, losses = series(seen.records, "eval/loss")
@@ -775,16 +763,6 @@ ALARMS: dict[str, Alarm] = {
         for side in rollout_sides()
     },
     "Pairs in order, policy broken": Alarm(ordered_and_broken, applies=lambda seen: True),
-    **{
-        title: Alarm(
-            partial(low_mean, row),
-            row.advice,
-            row.charts,
-            applies=partial(_has_metric, f"{name}/loss"),
-        )
-        for name, reader in READERS.items()
-        for title, row in reader.alarms.items()
-    },
     "Overfitting": Alarm(
         overfits,
         charts=("eval/loss", "eval/perplexity", "train/loss"),
