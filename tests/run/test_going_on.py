@@ -29,7 +29,7 @@ Small = Callable[..., Config]
 SHORT = {"sample__max_new_tokens": 4}
 JUDGED = SHORT | {
     "data__eval": str(ROOT / "data" / "arithmetic_test.jsonl"), "eval__limit": 2, "eval__every": 1,
-    "train__ema": 0.5, "score__rewards": [{"name": "boxed"}],
+    "score__rewards": [{"name": "boxed"}],
 }  # fmt: skip
 
 
