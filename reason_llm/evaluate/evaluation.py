@@ -202,7 +202,7 @@ def _open(request: Request, stages: list[_SharedBase]) -> OutcomeLog:
     identity = orjson.dumps(_identity(request, stages), option=orjson.OPT_INDENT_2)
     is_other = log.path.exists() and not _holds(header, identity)
     is_finished = (request.out / "summary.json").exists()
-    if request.afresh or (is_other and is_finished and request.may_move_aside):
+    if request.afresh or (is_other and is_finished):
         move_aside(request.out)
     elif is_other:
         raise ConfigError(
@@ -382,10 +382,5 @@ def _finish(
     write_atomically(request.out / "summary.json", content)
     for line in accuracy.table(summary):
         watch.line(line)
-    if request.selected_on is not None:
-        watch.line(
-            f"{request.selected_on}: best was selected on these problems, so its score is "
-            "optimistic; name other problems with --sets for an unbiased one"
-        )
     watch.line(f"results per problem: {log.path}; summary: {request.out / 'summary.json'}")
     return summary

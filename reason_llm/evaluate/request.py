@@ -47,10 +47,6 @@ class Request:
     afresh: bool
     """Whether to move existing results aside: --run.resume never, which a run's config may also
     have from its start, so only the command line counts."""
-    selected_on: str | None
-    """The set on which the run's best adapter, one of the targets, was selected."""
-    may_move_aside: bool
-    """Whether a finished evaluation may be moved aside, because ``out`` was not given."""
 
 
 def make_request(line: CommandLine) -> Request:
@@ -78,7 +74,6 @@ def make_request(line: CommandLine) -> Request:
             + ("a run's folder" if names[1] == "base" else "base")
         )
     sets = _sets(line, config)
-    own_sources = [*config.evaluation_sets.values()]
     tree = config.model_dump(mode="json")
     tree["score"]["rewards"] = list(config.score.rewards)  # with functions given in Python
     overrides = {"data.eval": None, "eval.sets": sets, **_judged(sets, config, line)} | later
@@ -101,8 +96,6 @@ def make_request(line: CommandLine) -> Request:
         generate_only=generate_only,
         out=Path(out) if out else home / results,
         afresh=line.overrides.get("run.resume") == "never",
-        selected_on=_selected_on(own_sources, sets, targets),
-        may_move_aside=out is None,
     )
 
 
@@ -189,16 +182,6 @@ def _target(name: str, config: Config, default: Target, run: Path | None) -> Tar
     if name in RUN_ADAPTERS:
         raise ConfigError("there is no adapter: name a run's folder, or an adapter's")
     return Target(name, name, None)
-
-
-def _selected_on(
-    own_sources: list[str], sets: dict[str, str], targets: tuple[Target, ...]
-) -> str | None:
-    """Name of the set whose accuracy selected the run's best adapter, if that is evaluated on it;
-    a run is judged by its first set."""
-    if not own_sources or all(target.label != "best" for target in targets):
-        return None
-    return next((name for name, source in sets.items() if source == own_sources[0]), None)
 
 
 def _sets(line: CommandLine, config: Config) -> dict[str, str]:

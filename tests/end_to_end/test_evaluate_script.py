@@ -62,19 +62,6 @@ def call(script: Call) -> Call:
     return partial(script, "evaluate.py")
 
 
-def test_the_best_adapter_on_the_problems_that_selected_it(
-    call: Call, run_folder: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(run_folder, run := tmp_path / "made")
-    shutil.copytree(run / "adapter", run / "adapter_best")
-    (other := tmp_path / "other.jsonl").write_bytes(TEST_SET.read_bytes())
-    line = "held_out: best was selected on these problems, so its score is optimistic"
-    code, shown, error = call(run, "--which", "best", "--out", tmp_path / "own")
-    assert (code, line in shown) == (0, True), error
-    code, shown, _ = call(run, "--which", "best", "--sets", other, "--out", tmp_path / "others")
-    assert (code, "optimistic" in shown) == (0, False)
-
-
 def rows(folder: Path, name: str = "problems.jsonl") -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in (folder / name).read_bytes().splitlines()]
 
@@ -98,7 +85,6 @@ def test_adapter_against_base(call: Call, run_folder: Path, tmp_path: Path) -> N
     assert "held_out greedy: adapter - base =" in shown
     assert "sampling with transformers" in shown
     assert "learning" not in shown
-    assert "optimistic" not in shown
     # The base by itself, from a config, is the base beside an adapter.
     code, _, _ = call(run_folder / "resolved_config.yaml", "--k", "2", "--out", tmp_path / "base")
     assert code == 0

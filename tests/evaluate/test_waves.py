@@ -151,11 +151,7 @@ def test_a_request_says_what_is_asked_and_where_it_is_kept(
         return
     found = make_request(CommandLine(str(path), {"eval.limit": 3}, set(), values))
     assert (found.num_samples, found.generate_only) == (number, False)
-    assert (found.out, found.may_move_aside, found.afresh) == (
-        Path("runs/r/evaluation"),
-        True,
-        False,
-    )
+    assert (found.out, found.afresh) == (Path("runs/r/evaluation"), False)
     assert found.targets == (Target("base", found.config.model.path, None),)
     assert (found.config.data.eval, dict(found.config.eval.sets)) == (None, {HELD_OUT: "y"})
     assert found.config.eval.limit == 3
@@ -164,7 +160,7 @@ def test_a_request_says_what_is_asked_and_where_it_is_kept(
     assert make_request(again).generate_only and make_request(again).afresh
     named = replace(again, values=values | {"out": ["o"], "compare": ["org/m"], "model": ["org/n"]})
     found = make_request(named)
-    assert (found.out, found.may_move_aside) == (Path("o"), False)
+    assert found.out == Path("o")
     assert [each.label for each in found.targets] == ["org/n", "org/m"]
 
 
