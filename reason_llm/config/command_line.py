@@ -16,8 +16,6 @@ from reason_llm.config.file import (
     docstring,
     leaves,
     load,
-    options_of,
-    sections,
     shown_type,
     unknown_key,
 )
@@ -128,8 +126,6 @@ def read_command_line(
     if with_config:
         _add_options_of_config(parser, shown_sections)
         parser.epilog = _section_lines(program) if shown_sections == ("",) else None
-        for name in sections() - {*switches, *(values or {})}:
-            parser.add_argument(f"--{name}", help=argparse.SUPPRESS, default=argparse.SUPPRESS)
     known, unknown = parser.parse_known_args(arguments)
     own_options = [*switches, *(values or {})] if with_config else None
     raise_all(map(ConfigError, _unknown_arguments(unknown, own_options, arguments)))
@@ -144,10 +140,7 @@ def read_command_line(
         if (value := found.pop(f"={name}", None)) is not None
     }
     overrides = {key: _option_value(key, text) for key, text in found.items()}
-    for key, value in overrides.items():
-        if with_config and key in sections() and not isinstance(value, dict):
-            raise ConfigError(unknown_key(key, f"--{key} {found[key]:.100}", "--"))
-    return CommandLine(first, options_of(overrides), given, own)
+    return CommandLine(first, overrides, given, own)
 
 
 def _unknown_arguments(

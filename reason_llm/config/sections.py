@@ -25,7 +25,6 @@ from reason_llm.config.preferences import PreferenceSection
 from reason_llm.config.readers import READERS, Passes, ReaderReward, ReaderSections, Rule
 from reason_llm.config.score import ScoreSection
 from reason_llm.config.stages import (
-    INSTEAD,
     READ_BY,
     STAGES,
     Method,
@@ -682,10 +681,9 @@ class Config(ReaderSections, _Sections):
                 continue
             if self.stage not in stages:
                 what = f"{name}={value}" if section else f"the {name} section"
-                instead = INSTEAD.get(name, "leave it out")
                 found.append(
-                    f"{what} contradicts stage={self.stage}, which does not read it; {instead}, or "
-                    f"set stage to {stages[0]}"
+                    f"{what} contradicts stage={self.stage}, which does not read it; leave it "
+                    f"out, or set stage to {stages[0]}"
                 )
             elif name in READERS and READERS[name].is_of_algorithm and not getattr(row, name):
                 found.append(
@@ -732,9 +730,6 @@ CONTRADICTIONS: tuple[Rule, ...] = (
      ),
      "run.replicas={c.run.replicas} or run.samplers={c.run.samplers} contradicts run.shards="
      "{c.run.shards}: each needs a shard; raise run.shards, or lower the other"),
-    (lambda c, row: c.run.replicas == 1 and not c.run.samplers and c.run.ray is not None,
-     "run.ray={c.run.ray} contradicts run.replicas=1, which needs no cluster; set run.replicas, or "
-     "leave run.ray out"),
     (lambda c, row: bool(c.run.max_staleness or c.run.samplers) and (
         c.run.from_buffer is not None
         or not c.samples
