@@ -42,7 +42,6 @@ class Request:
     """One, or two to compare."""
     num_samples: int
     """k; 0: greedy alone."""
-    generate_only: bool
     out: Path
     afresh: bool
     """Whether to move existing results aside: --run.resume never, which a run's config may also
@@ -84,17 +83,14 @@ def make_request(line: CommandLine) -> Request:
         raise ConfigError(
             f"{line.named('k')} {samples:.60} is not a number of samples; give one from 0 to 4096"
         )
-    out, generate_only = line.one("out"), "generate-only" in line.given
-    results = "completions" if generate_only else "evaluation"
-    home = config.run.directory / str(config.run.name)
+    out, home = line.one("out"), config.run.directory / str(config.run.name)
     if run is not None and not {"run.directory", "run.name"} & line.overrides.keys():
         home = run  # a copy's config names the place of the original
     return Request(
         config=config,
         targets=targets,
         num_samples=int(samples),
-        generate_only=generate_only,
-        out=Path(out) if out else home / results,
+        out=Path(out) if out else home / "evaluation",
         afresh=line.overrides.get("run.resume") == "never",
     )
 
@@ -105,7 +101,7 @@ def _judged(sets: dict[str, str], config: Config, line: CommandLine) -> dict[str
     is_run = run_folder.is_run(Path(str(line.what))) or str(line.what).endswith((".yaml", ".yml"))
     code = [name for name in sets if name in CODE_SETS]
     judges_code = config.score.rewards[0].kind.startswith("code_tests")
-    if "score.rewards" in line.overrides or "generate-only" in line.given:
+    if "score.rewards" in line.overrides:
         return {}
     if code and len(code) < len(sets):
         raise ConfigError(

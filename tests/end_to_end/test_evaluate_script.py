@@ -1,7 +1,6 @@
 """scripts/evaluate.py: any model on any set, by either engine; killed, it goes on to the same file;
 what it cannot do is one line and changes nothing."""
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -166,32 +165,6 @@ def test_either_engine_gives_the_same_numbers(call: Call, run_folder: Path, tmp_
     assert ours == theirs
     summaries = [orjson.loads((out / "summary.json").read_bytes()) for out in outs.values()]
     assert summaries[0] == summaries[1]
-
-
-def test_completions_of_prompts_without_answers(
-    call: Call, run_folder: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "asked.jsonl"
-    file.write_text('{"prompt": "What is 3 + 4?"}\n{"prompt": "What is 5 + 6?"}\n')
-    out = tmp_path / "out"
-    asked = [run_folder, "--generate-only", "--sets", file, "--out"]
-    code, shown, error = call(*asked, out)
-    assert (code, error) == (0, "")
-    assert "completions of 2 prompts" in shown
-    first, second = rows(out, "completions.jsonl")
-    assert (first["set"], first["gold"], first["samples"]) == ("asked", "", [])
-    assert first["greedy"]["reward"] is None
-    assert first["greedy"]["text"] != second["greedy"]["text"]
-    summary = orjson.loads((out / "summary.json").read_bytes())
-    digest = hashlib.sha256((out / "completions.jsonl").read_bytes()).hexdigest()
-    assert summary == {"prompts": 2, "k": 0, "sha256": digest}
-    assert call(*asked, tmp_path / "drawn", "--k", "3")[0] == 0
-    for row in rows(tmp_path / "drawn", "completions.jsonl"):
-        assert row["greedy"] is None
-        assert len(row["samples"]) == 3
-    code, _, error = call(run_folder, "--sets", file, "--out", tmp_path / "judged")
-    assert code == 2
-    assert "asked.jsonl:1" in error
 
 
 @pytest.mark.long

@@ -114,18 +114,6 @@ def test_intervals_are_of_the_trials_that_each_problem_stands_for() -> None:
     assert len({expected[name].low for name in ("greedy", "pass@4", "pass@2", "mean@8")}) == 4
 
 
-def test_what_is_not_judged_needs_no_greedy_answer_and_no_reward(tmp_path: Path) -> None:
-    line = outcome("a", 0, 1.0, [(1.0, None)])
-    line["greedy"] = None
-    line["samples"][0]["reward"] = None
-    path = tmp_path / "completions.jsonl"
-    path.write_bytes(orjson.dumps(line) + b"\n")
-    log = OutcomeLog(path, num_samples=1, judged=False)
-    assert (log.resume(waves(1, size=1)), log.outcomes) == (1, [line])
-    with pytest.raises(DataError, match="no outcome of a problem"):
-        OutcomeLog(path, num_samples=1).resume(waves(1, size=1))
-
-
 def waves(count: int, size: int = 2) -> list[EvaluationWave]:
     prompts = [Prompt(f"p{number}", "", (1,), "") for number in range(count)]
     return [

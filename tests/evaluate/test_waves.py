@@ -150,14 +150,13 @@ def test_a_request_says_what_is_asked_and_where_it_is_kept(
             make_request(CommandLine(str(path), {}, set(), values))
         return
     found = make_request(CommandLine(str(path), {"eval.limit": 3}, set(), values))
-    assert (found.num_samples, found.generate_only) == (number, False)
+    assert found.num_samples == number
     assert (found.out, found.afresh) == (Path("runs/r/evaluation"), False)
     assert found.targets == (Target("base", found.config.model.path, None),)
     assert (found.config.data.eval, dict(found.config.eval.sets)) == (None, {HELD_OUT: "y"})
     assert found.config.eval.limit == 3
-    again = CommandLine(str(path), {"run.resume": "never"}, {"generate-only"}, values)
-    assert make_request(again).out == Path("runs/r/completions")
-    assert make_request(again).generate_only and make_request(again).afresh
+    again = CommandLine(str(path), {"run.resume": "never"}, set(), values)
+    assert make_request(again).afresh
     named = replace(again, values=values | {"out": ["o"], "compare": ["org/m"], "model": ["org/n"]})
     found = make_request(named)
     assert found.out == Path("o")
@@ -177,6 +176,5 @@ def test_an_evaluation_of_a_copied_run_is_kept_in_the_copy(tmp_path: Path) -> No
     (copied / "resolved_config.yaml").write_bytes(run_folder.config_to_bytes(config))
     line = CommandLine(str(copied), {}, set(), {})
     assert make_request(line).out == copied / "evaluation"
-    assert make_request(replace(line, given={"generate-only"})).out == copied / "completions"
     moved = replace(line, overrides={"run.name": "other"})
     assert make_request(moved).out == tmp_path / "runs" / "other" / "evaluation"
