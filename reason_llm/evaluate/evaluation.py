@@ -24,7 +24,7 @@ from reason_llm.data import (
     renderer_of,
     today,
 )
-from reason_llm.errors import ConfigError, DataError, one_line, printable
+from reason_llm.errors import ConfigError, printable
 from reason_llm.evaluate import accuracy
 from reason_llm.evaluate.outcomes import Answer, EvaluationWave, Outcome, OutcomeLog, answer_of
 from reason_llm.evaluate.request import Request, Target
@@ -199,23 +199,8 @@ def _open(request: Request, stages: list[_SharedBase]) -> OutcomeLog:
             "its evaluation.json is damaged; set another --out, or --run.resume never, which moves "
             "it aside"
         )
-    elif is_finished and log.path.exists():
-        _check_finished(request.out / "summary.json", log)
     write_atomically(header, identity)
     return log
-
-
-def _check_finished(summary: Path, log: OutcomeLog) -> None:
-    problem = "its SHA-256 differs from the one in summary.json"
-    try:
-        if read_object(summary)["sha256"] == log.digest():
-            return
-    except (OSError, ValueError, KeyError) as error:
-        problem = f"{type(error).__name__}: {one_line(error)}"
-    raise DataError(
-        f"{log.path} is not what the evaluation wrote ({problem}); restore it and its "
-        "summary.json, set another --out, or --run.resume never, which moves them aside"
-    )
 
 
 def _holds(file: Path, content: bytes) -> bool:
@@ -359,7 +344,6 @@ def _finish(
         "k": k,
         "temperature": config.sample.temperature if k else 0.0,
         "max_new_tokens": config.eval_max_new_tokens,
-        "sha256": log.digest(),
         **accuracy.summarize(log.outcomes, k, vote, len(request.targets) > 1),
     }
     content = orjson.dumps(summary, option=orjson.OPT_INDENT_2)

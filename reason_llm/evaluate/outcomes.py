@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from reason_llm.errors import DataError, WriteError, one_line
-from reason_llm.files import open_to_append, read_bounded, sha256, write_atomically
+from reason_llm.files import open_to_append, read_bounded, write_atomically
 from reason_llm.rollout import Completion, Prompt
 
 MAX_BYTES = 4 << 30
@@ -108,10 +108,6 @@ class OutcomeLog:
                 f"{self.path} cannot be written ({error.strerror}); free the disk and call again"
             ) from error
         self.outcomes += outcomes
-
-    def digest(self) -> str:
-        """SHA-256 of the file; raises an OSError if it cannot be read."""
-        return sha256(self.path, MAX_BYTES)
 
     def _read(self) -> list[bytes]:
         try:
