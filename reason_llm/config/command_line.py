@@ -74,10 +74,6 @@ class CommandLine:
     source: str = COMMAND_LINE
     """Source of the overrides in errors."""
 
-    def named(self, option: str) -> str:
-        """Return a command's own option as its user writes it: ``--sets``, in Python ``sets``."""
-        return f"--{option}" if self.source == COMMAND_LINE else option
-
     def one(self, name: str) -> str | None:
         """Return the value of an option; None if it is not set."""
         return self.values[name][0] if name in self.values else None

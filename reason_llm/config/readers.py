@@ -148,8 +148,6 @@ class ReaderRow:
     """Uses that contradict model.train=full: (whether it is so, what)."""
     watched: Mapping[str, str] = field(default_factory=dict)
     """Texts of the console, by the metric that each shows."""
-    curves: tuple[tuple[str, str, str], ...] = ()
-    """(metric, label, style) of the curves in its panel of curves.png."""
 
 
 def _reward_models(c: Any, is_outside: bool) -> dict[str, Path]:
@@ -201,7 +199,6 @@ READERS: dict[str, ReaderRow] = {
             (lambda c, row: row.critic, "algorithm.name={c.algorithm.name}"),
         ),
         watched={"critic/explained_variance": "explained variance {:.2f}"},
-        curves=(("critic/explained_variance", "explained variance of the critic", "-"),),
     ),
     "teacher": ReaderRow(
         is_of_algorithm=True,

@@ -69,7 +69,7 @@ def make_request(line: CommandLine) -> Request:
     targets = tuple(_target(name, config, subject, run) for name in names if name is not None)
     if len({target.label for target in targets}) < len(targets):
         raise ConfigError(
-            f"{line.named('compare')} {names[1]} is the model itself; name another, such as "
+            f"--compare {names[1]} is the model itself; name another, such as "
             + ("a run's folder" if names[1] == "base" else "base")
         )
     sets = _sets(line, config)
@@ -80,9 +80,7 @@ def make_request(line: CommandLine) -> Request:
     config = config_file.build(tree, name, overrides, overrides_name=line.source)
     samples = line.one("k") or "0"
     if not samples.isdecimal() or len(samples) > 4 or int(samples) > 4096:
-        raise ConfigError(
-            f"{line.named('k')} {samples:.60} is not a number of samples; give one from 0 to 4096"
-        )
+        raise ConfigError(f"--k {samples:.60} is not a number of samples; give one from 0 to 4096")
     out, home = line.one("out"), config.run.directory / str(config.run.name)
     if run is not None and not {"run.directory", "run.name"} & line.overrides.keys():
         home = run  # a copy's config names the place of the original
@@ -105,7 +103,7 @@ def _judged(sets: dict[str, str], config: Config, line: CommandLine) -> dict[str
         return {}
     if code and len(code) < len(sets):
         raise ConfigError(
-            f"{line.named('sets')} {' '.join(sets)} mixes programs and other answers, which no "
+            f"--sets {' '.join(sets)} mixes programs and other answers, which no "
             f"reward judges together; evaluate {' and '.join(code)} alone"
         )
     name = "code_tests" if code and not judges_code else None
@@ -182,12 +180,12 @@ def _target(name: str, config: Config, default: Target, run: Path | None) -> Tar
 
 def _sets(line: CommandLine, config: Config) -> dict[str, str]:
     """Sources of the sets by name."""
-    names, option = line.values.get("sets"), line.named("sets")
+    names = line.values.get("sets")
     config_sets = {name or HELD_OUT: source for name, source in config.evaluation_sets.items()}
     if names is None:
         if not config_sets:
             raise ConfigError(
-                f"no set to evaluate on; name some with {option}: {', '.join(EVALUATION_SETS)}, "
+                f"no set to evaluate on; name some with --sets: {', '.join(EVALUATION_SETS)}, "
                 "or a file"
             )
         return config_sets
@@ -195,21 +193,21 @@ def _sets(line: CommandLine, config: Config) -> dict[str, str]:
     for name in names:
         label, equals, source = name.partition("=")
         if not equals or "?" in label:  # verifiers:TASKSET?size=200
-            label, source = _named_set(name, EVALUATION_SETS | config_sets, option)
+            label, source = _named_set(name, EVALUATION_SETS | config_sets)
         if label in sources:
             raise ConfigError(
-                f"{option} names {label} twice; give one of them another name, as in other={source}"
+                f"--sets names {label} twice; give one of them another name, as in other={source}"
             )
         sources[label] = source
     return sources
 
 
-def _named_set(name: str, named: dict[str, str], option: str) -> tuple[str, str]:
+def _named_set(name: str, named: dict[str, str]) -> tuple[str, str]:
     if name in named:
         return name, named[name]
     if is_played(name) or "/" in name or _FILE.fullmatch(name.lower()) or name.startswith(GYM):
         return re.sub(r"[^A-Za-z0-9_.-]", "_", Path(name).stem), name
     raise ConfigError(
-        f"{option} {name} is not one of {', '.join(named)}, and not a file; name one of these, "
+        f"--sets {name} is not one of {', '.join(named)}, and not a file; name one of these, "
         f"a file, or {name}=FILE"
     )
