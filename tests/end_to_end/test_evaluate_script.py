@@ -289,6 +289,7 @@ def test_a_mended_reward_judges_all_problems(call: Call, run_folder: Path, tmp_p
     assert call(*asked)[0] == 0
     problems = out / "problems.jsonl"
     problems.write_bytes(b"".join(problems.read_bytes().splitlines(keepends=True)[:4]))
+    (out / "summary.json").unlink()
     reward.write_text("def mine(completion):\n    return 1.0\n")
     code, _, error = call(*asked)
     assert code == 2
@@ -323,6 +324,7 @@ def test_a_damaged_header_is_told_as_damaged(
     assert call(*asked)[0] == 0
     header = out / "evaluation.json"
     header.unlink()
+    (out / "summary.json").unlink()
     if damage is not None:
         header.write_bytes(damage)
     code, _, error = call(*asked)

@@ -47,7 +47,7 @@ def asked(model: str, start: int = 0, **run: Any) -> list[tuple[Any, int]]:
     config, sampler = Config.model_validate(given), Noted()
     scorer: Any = type("Scorer", (), {"score": lambda self, groups, only_first: groups,
                                       "rewards": [Scored()]})()  # fmt: skip
-    request = Request(config, (), 4, False, None, False, None, False)  # type: ignore[arg-type]
+    request = Request(config, (), 4, None, False)  # type: ignore[arg-type]
     wave = EvaluationWave(model, "held_out", start, PROMPTS)
     found = _wave_outcomes(request, config, wave, sampler, scorer, lambda *told: None)  # type: ignore[arg-type]
     assert [len(each["samples"]) for each in found] == [4, 4, 4]
