@@ -137,7 +137,6 @@ def evaluate(
     compare: str | Path | None = None,
     which: str = "last",
     out: str | Path | None = None,
-    generate_only: bool = False,
     rewards: Reward | Sequence[Reward] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -152,7 +151,6 @@ def evaluate(
         compare: a second model, as ``model``.
         which: which adapter of a run, as ``--which``.
         out: folder of the results; None: a folder in the run.
-        generate_only: write completions without scoring them.
         rewards: replace ``score.rewards``, as in ``train``; the first one scores.
         overrides: options of the config by dotted name.
 
@@ -163,9 +161,8 @@ def evaluate(
     values = {name: [str(value)] for name, value in texts.items() if value is not None}
     if sets is not None:
         values["sets"] = [str(source) for source in ([sets] if isinstance(sets, str) else sets)]
-    switches = {"generate-only"} if generate_only else set()
     options = {**(overrides or {}), **_overrides(rewards)}
-    line = CommandLine(str(what), options, switches, values, source=ARGUMENT)
+    line = CommandLine(str(what), options, set(), values, source=ARGUMENT)
     # The console sets up logging before libraries are imported, which may log at import.
     with _restored():
         from reason_llm.app.console import Console

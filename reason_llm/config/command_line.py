@@ -3,15 +3,12 @@ options. ``--help`` lists the sections, ``--help SECTION`` a section's options."
 
 import argparse
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from reason_llm.config import yaml_text
-from reason_llm.config.data import WeightedSource
 from reason_llm.config.file import (
     COMMAND_LINE,
     QUICK_START,
@@ -19,8 +16,6 @@ from reason_llm.config.file import (
     docstring,
     leaves,
     load,
-    options_of,
-    sections,
     shown_type,
     unknown_key,
 )
@@ -79,10 +74,6 @@ class CommandLine:
     source: str = COMMAND_LINE
     """Source of the overrides in errors."""
 
-    def named(self, option: str) -> str:
-        """Return a command's own option as its user writes it: ``--sets``, in Python ``sets``."""
-        return f"--{option}" if self.source == COMMAND_LINE else option
-
     def one(self, name: str) -> str | None:
         """Return the value of an option; None if it is not set."""
         return self.values[name][0] if name in self.values else None
@@ -100,7 +91,6 @@ def read_command_line(
     switches: Mapping[str, str],
     values: Mapping[str, Value] | None = None,
     with_config: bool = True,
-    in_force: bool = False,
 ) -> CommandLine:
     """Parse a command line.
 
@@ -108,27 +98,16 @@ def read_command_line(
         what: name and help of the optional positional argument.
         values: the command's own options.
         with_config: whether options of the config are accepted.
-        in_force: whether ``--help SECTION`` also shows the values of the resulting config that
-            differ from the defaults.
 
     Raises:
         ConfigError: unknown or missing arguments.
     """
-    here: Mapping[str, Any] = {}
     shown_sections: Sequence[str] = tuple(Config.model_fields)
     if with_config:
         arguments, asked = _without_help(arguments)
         if asked is not None:
-            shown_sections = tuple(Config.model_fields) if asked == EVERYTHING else (asked,)
-        if asked and in_force:
-            with suppress(ConfigError):  # --help must work with a wrong config
-                line = read_command_line(program, description, what, arguments, switches, values)
-                config = line.config()
-                here = {key: attrgetter(key)(config) for key, _ in leaves(Config)}
-                named = line.what or ("this command" if line.overrides else "the quick start")
-                differs = f"Options show their default and, where {named} differs, its value."
-                description = f"{description}\n{differs}"
-        arguments = arguments if asked is None else ["--help"]
+            arguments = ["--help"]
+            shown_sections = shown_sections if asked == EVERYTHING else (asked,)
     usage = f"[{what[0]}]"
     usage += " [--option value ...]" if values else ""
     usage += " [--section.key value ...]" if with_config else ""
@@ -141,10 +120,8 @@ def read_command_line(
     for name, text in switches.items():
         parser.add_argument(f"--{name}", dest=name, action="store_true", help=text)
     if with_config:
-        _add_options_of_config(parser, here, shown_sections)
+        _add_options_of_config(parser, shown_sections)
         parser.epilog = _section_lines(program) if shown_sections == ("",) else None
-        for name in sections() - {*switches, *(values or {})}:
-            parser.add_argument(f"--{name}", help=argparse.SUPPRESS, default=argparse.SUPPRESS)
     known, unknown = parser.parse_known_args(arguments)
     own_options = [*switches, *(values or {})] if with_config else None
     raise_all(map(ConfigError, _unknown_arguments(unknown, own_options, arguments)))
@@ -159,10 +136,7 @@ def read_command_line(
         if (value := found.pop(f"={name}", None)) is not None
     }
     overrides = {key: _option_value(key, text) for key, text in found.items()}
-    for key, value in overrides.items():
-        if with_config and key in sections() and not isinstance(value, dict):
-            raise ConfigError(unknown_key(key, f"--{key} {found[key]:.100}", "--"))
-    return CommandLine(first, options_of(overrides), given, own)
+    return CommandLine(first, overrides, given, own)
 
 
 def _unknown_arguments(
@@ -213,19 +187,14 @@ def _section_lines(program: str) -> str:
     return "\n".join(lines)
 
 
-def _add_options_of_config(
-    parser: Parser, here: Mapping[str, Any], sections: Container[str]
-) -> None:
-    """Add the config's options in ``sections``; the help also shows the values ``here``, by dotted
-    name, where they differ from the defaults."""
+def _add_options_of_config(parser: Parser, sections: Container[str]) -> None:
+    """Add the config's options in ``sections``, with their defaults."""
     for section, options in groupby(leaves(Config), lambda each: each[0].partition(".")[0]):
         if section not in sections:
             continue
         group = parser.add_argument_group(section, Config.model_fields[section].description)
         for key, option in options:
             default = "none; required" if option.is_required() else _shown(option.default)
-            if key in here and (value := _shown(here[key])) != default:
-                default += f"; here: {value}"
             text = f"{docstring(option)} (default: {default})".replace("%", "%%")
             group.add_argument(
                 f"--{key}",
@@ -250,6 +219,4 @@ def _shown(value: Any) -> str:
         return ", ".join(map(_shown, value)) or "none"
     if isinstance(value, RewardSpec):
         return f"{value.name or value.custom} * {value.weight:g}"
-    if isinstance(value, WeightedSource):
-        return f"{value.source} * {value.weight:g}"
     return "null" if value is None else str(value)

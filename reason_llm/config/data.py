@@ -197,11 +197,6 @@ class DataSection(Section):
         """Whether the rows hold completions, so that nothing is sampled."""
         return self.form not in ("problems", "prompts")
 
-    @field_validator("eval", mode="before")
-    @classmethod
-    def _is_share(cls, value: Any) -> Any:
-        return f"{100 * value:g}%" if isinstance(value, float) and 0 < value < 1 else value
-
     @field_validator("template_arguments")
     @classmethod
     def _arguments_are_the_template_s(cls, given: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from pydantic.fields import FieldInfo
 from reason_llm.config import installation, other_names, yaml_text
 from reason_llm.config.algorithms import ALGORITHMS
 from reason_llm.config.sections import CHANGES, Config
-from reason_llm.config.stages import READ_BY
 from reason_llm.config.wrong_values import literals, nearest, wrong
 from reason_llm.errors import ConfigError, ReasonError, one_line, raise_all
 from reason_llm.files import read_bounded
@@ -105,29 +104,9 @@ def build(
 
 
 def to_yaml(config: Config) -> str:
-    """Return the config, including defaults, as YAML that ``load`` reads back to an equal one. A
-    comment behind each null that keeps the value of an algorithm's or a loss's row says the value:
-    ``clip_low: null  # 0.2, of grpo``."""
-    dumper = yaml.CSafeDumper
+    """Return the config, including defaults, as YAML that ``load`` reads back to an equal one."""
     tree = config.model_dump(mode="json")
-    text = str(yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True))
-    rows = {"algorithm": config.algorithm, "preference": config.preference}
-    section, lines = "", list[str]()
-    for line in text.splitlines():
-        section = section if line.startswith((" ", "-")) else line.partition(":")[0]
-        null = _NULL.fullmatch(line)
-        chosen = rows.get(section)
-        if null is not None and chosen is not None:
-            value = getattr(chosen.row(), null[1])
-            if value is not None:
-                shown = value if isinstance(value, str) else json.dumps(value)
-                line += f"  # {shown}, of {chosen.name}"
-        lines.append(line)
-    return "\n".join(lines) + "\n"
-
-
-_NULL = re.compile(r"  (\w+): null")
-"""An option of a section that is left to the default."""
+    return str(yaml.dump(tree, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True))
 
 
 def schema() -> str:
@@ -424,22 +403,16 @@ def unknown_key(
     inside = [name for name in keys if name.startswith(f"{key}.")]
     if dashes and inside:
         return f"{problem}: it is a section; name an option in it, such as {dashes}{inside[0]}"
+    if not dashes and "." not in key:
+        keys = [*Config.model_fields, *keys]
+    # By the last part alone; of equal ones, that in the key's own section.
     section = key.partition(".")[0]
-    if not dashes and key == section:
-        keys = [*Config.model_fields, *keys]  # first, as data.train is not what trian: {...} means
-    # By the last part alone, and only what is nearly the same. Options of the key's own section
-    # count first, those of single stages last.
-    keys.sort(key=lambda name: (name.split(".")[0] != section, name.split(".")[0] in READ_BY))
-    by_name: dict[str, str] = {}
-    for name in keys:
-        by_name.setdefault(name.rpartition(".")[2], name)
+    by_name = {name.rpartition(".")[2]: name for name in reversed(keys)}
+    by_name |= {n.rpartition(".")[2]: n for n in reversed(keys) if n.startswith(f"{section}.")}
     asked = key.rpartition(".")[2].replace("-", "_")
     close = difflib.get_close_matches(asked, by_name, n=1, cutoff=0.7)
     near = [name for name in keys if key.startswith(f"{name}.")] or [by_name[n] for n in close]
-    parent = key.rpartition(".")[0]
-    beside = [f"{dashes}{name}" for name in keys if name.startswith(f"{parent}.")]
-    if "." in parent and beside and not near:
-        return f"{problem}; name one of {', '.join(beside)}"
-    return f"{problem}; " + (
-        f"did you mean {dashes}{near[0]}?" if near else "see --help for the sections of options"
-    )
+    if near:
+        return f"{problem}; did you mean {dashes}{near[0]}?"
+    where = f" {section}" if section in Config.model_fields else ""
+    return f"{problem}; see --help{where} for the options"

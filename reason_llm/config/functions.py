@@ -4,9 +4,9 @@ import functools
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
@@ -50,41 +50,61 @@ def source_digest(function: Callable[..., Any]) -> str:
     """Return a digest of a function's source and the values that it holds: its closure, a partial's
     arguments, an object's attributes; of objects in them only numbers, text, and lists or dicts of
     these. Raises ValueError if the source cannot be read."""
-    digest = hashlib.sha256()
+    called: Any = function
+    while isinstance(called, functools.partial):
+        called = called.func
+    if not isinstance(called, FunctionType | MethodType | BuiltinFunctionType):
+        called = type(called)
+    digest = hashlib.sha256(_source(called).encode(errors="surrogatepass"))
     for part in islice(_parts(function, 0), MOST_PARTS):
         digest.update(part.encode(errors="surrogatepass"))
     return digest.hexdigest()[:16]
 
 
-def _parts(function: Any, depth: int) -> Iterator[str]:
-    """Yield the source of a function and the values that it holds."""
-    held: Sequence[Any] = ()
-    of = function
-    if isinstance(function, functools.partial):
-        yield from _parts(function.func, depth)
-        yield from _held([function.args, function.keywords], depth)
-        return
-    if isinstance(function, MethodType):
-        of, held = function.__func__, [function.__self__]
-    elif isinstance(function, FunctionType):
-        if function.__name__ == "<lambda>":  # several may share a line
-            code = function.__code__
-            yield f"{code.co_code.hex()} {code.co_names}"
-            yield from _held(code.co_consts, depth)
-        held = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-    elif not isinstance(function, BuiltinFunctionType):
-        of, held = type(function), [getattr(function, "__dict__", {})]
+def _source(function: Any) -> str:
+    """Return the source of a function or a class; raise ValueError if it cannot be read."""
     try:
-        if isinstance(of, FunctionType) and of.__code__.co_filename == "<string>":
+        if isinstance(function, FunctionType) and function.__code__.co_filename == "<string>":
             # From Python 3.13 on, inspect shows a line of python -c for what exec made.
             raise OSError("made by exec or python -c")
-        yield textwrap.dedent(inspect.getsource(of))
+        return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
         raise ValueError(
-            f"is {_shown(function)}, whose source cannot be read (it was typed at Python's prompt "
-            "or made by exec); write it into a file or a notebook's cell"
+            f"is {type(function).__name__} {function.__name__}, whose source cannot be read (it "
+            "was typed at Python's prompt or made by exec); write it into a file or a notebook's "
+            "cell"
         ) from error
-    yield from _held(held, depth)
+
+
+def _parts(value: Any, depth: int) -> Iterator[str]:
+    """Yield text that changes with plain values and with functions in ``value``."""
+    held: Iterable[Any] = ()
+    match value:
+        case None | bool() | int() | float() | str() | bytes():
+            yield repr(value)
+        case list() | tuple():
+            held = value
+        case set() | frozenset():
+            yield from sorted(_parts([*value], depth))
+        case dict():
+            held = chain.from_iterable(value.items())
+        case functools.partial():
+            held = value.func, value.args, value.keywords
+        case MethodType():
+            held = value.__func__, value.__self__
+        case FunctionType():
+            with suppress(ValueError):  # without a source
+                yield _source(value)
+            code = value.__code__
+            if value.__name__ == "<lambda>":  # several may share a line
+                yield f"{code.co_code.hex()} {code.co_names}"
+                yield from _parts(code.co_consts, depth)
+            held = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        case _:
+            yield f"{type(value).__module__}.{type(value).__qualname__}"
+            held = [getattr(value, "__dict__", {})]
+    for each in held if depth < MOST_DEPTH else ():
+        yield from _parts(each, depth + 1)
 
 
 def _is_filled(cell: CellType) -> bool:
@@ -93,30 +113,3 @@ def _is_filled(cell: CellType) -> bool:
     except ValueError:  # of a variable that is set later
         return False
     return True
-
-
-def _held(values: Sequence[Any], depth: int) -> Iterator[str]:
-    """Yield text that changes with plain values and with functions among them."""
-    for value in values if depth < MOST_DEPTH else ():
-        match value:
-            case None | bool() | int() | float() | str() | bytes():
-                yield repr(value)
-            case list() | tuple():
-                yield from _held(value, depth + 1)
-            case set() | frozenset():
-                yield from sorted(_held(list(value), depth + 1))
-            case dict():
-                for key, each in value.items():
-                    yield from _held([key, each], depth + 1)
-            case FunctionType() | MethodType() | functools.partial():
-                with suppress(ValueError):  # without a source
-                    yield from list(_parts(value, depth + 1))
-            case _:
-                kind = type(value)
-                yield f"{kind.__module__}.{kind.__qualname__}"
-                yield from _held([getattr(value, "__dict__", {})], depth + 1)
-
-
-def _shown(function: Any) -> str:
-    name = getattr(function, "__name__", None)  # anything that can be called may come
-    return f"{type(function).__name__} {name}" if name else f"a {type(function).__name__}"

@@ -1,7 +1,6 @@
 """Files of the package: example configs with data and model, lists of packages. A checkout has them
 in the repository, a wheel in a folder that ``setup.py`` makes."""
 
-import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -26,7 +25,6 @@ def install(extra: str) -> str:
 
 
 CONSOLE_SCRIPT = "reason-llm"
-_SCRIPT = re.compile(r"scripts/([a-z]{1,20})\.py")
 
 
 def command(name: str) -> str:
@@ -36,17 +34,6 @@ def command(name: str) -> str:
     if Path(sys.argv[0]).name == CONSOLE_SCRIPT or not is_here:
         return f"{CONSOLE_SCRIPT} {name}"
     return f"python {script}"
-
-
-def with_commands(text: str) -> str:
-    """Return a text in which ``scripts/train.py`` is called as ``command`` says, where that is not
-    as a script."""
-
-    def called(script: re.Match[str]) -> str:
-        as_here = command(script[1])
-        return as_here if as_here.startswith(CONSOLE_SCRIPT) else script[0]
-
-    return _SCRIPT.sub(called, text)
 
 
 def slice_for(name: str, asked: str) -> Any:

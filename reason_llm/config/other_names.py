@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from reason_llm.config import installation
 from reason_llm.files import read_text
 
 
@@ -42,8 +41,8 @@ def note(key: str) -> str:
     there is none."""
     name = key.rpartition(".")[2]
     row = equivalents().get(name, {})
-    text = installation.with_commands(row.get("note", "")) if key in row.get("options", ()) else ""
-    return text and f" ({text})"
+    text = row.get("note") if key in row.get("options", ()) else None
+    return f" ({text})" if text else ""
 
 
 def equivalent(key: str, dashes: str, known: Collection[str], value: Any = None) -> str | None:
@@ -56,7 +55,7 @@ def equivalent(key: str, dashes: str, known: Collection[str], value: Any = None)
     if name is None:
         return None
     same = equivalents()[name]
-    note = installation.with_commands(same.get("note", ""))
+    note = same.get("note", "")
     options = " and ".join(f"{dashes}{each}" for each in same["options"] if each in known)
     if not options:
         return f"{name} of {same['whose']} has no option here: {note}"

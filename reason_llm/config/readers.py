@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from reason_llm.config.types import Count, Fraction, NonNegative, Section, ServiceSection, Whole
+from reason_llm.config.types import Count, Fraction, NonNegative, Section, Whole
 
 Rule = tuple[Callable[[Any, Any], bool], str]
 """(whether the options contradict each other, message); of the config and the algorithm's row."""
@@ -41,7 +41,7 @@ class CriticSection(Section):
     finished answers only, so it needs warmup_steps. null: a new adapter and a zero head."""
 
 
-class TeacherSection(ServiceSection):
+class TeacherSection(Section):
     """Teacher of algorithm.name opd."""
 
     adapter: Path | None = None
@@ -53,9 +53,6 @@ class TeacherSection(ServiceSection):
     base."""
     quantize: Literal["none", "nf4"] = "none"
     """Quantisation of teacher.model, as in model.quantize."""
-    url: str | None = None
-    """Address of a vLLM server, such as http://localhost:8000/v1, that returns the log-probs of the
-    sampled tokens (prompt_logprobs); teacher.model is then the model's name there."""
     prompt: str | None = None
     """Prompt of the teacher, with {prompt} and {answer}, for example a hint that the student does
     not get. null: the student's prompt."""
@@ -104,19 +101,6 @@ class ReaderSections(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LowMean:
-    """Alarm of the report: the mean of a metric over the last steps is negative."""
-
-    key: str
-    text: str
-    """Sentence with the ``{mean}``."""
-    advice: str
-    charts: tuple[str, ...]
-    first_steps: int
-    """Number of first steps in which it may be negative."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
     """Passes of the base and an adapter over a step's tokens."""
 
@@ -161,15 +145,9 @@ class ReaderRow:
     contradictions: tuple[Rule, ...] = ()
     """Rules of its options."""
     needs_frozen_base: tuple[Rule, ...] = ()
-    """Uses that contradict model.train=full: (whether it is so, ``what: why; fix``)."""
-    changes: Mapping[str, Literal["free", "warn"]] = field(default_factory=dict)
-    """Its options that may change when a run is resumed."""
+    """Uses that contradict model.train=full: (whether it is so, what)."""
     watched: Mapping[str, str] = field(default_factory=dict)
     """Texts of the console, by the metric that each shows."""
-    curves: tuple[tuple[str, str, str], ...] = ()
-    """(metric, label, style) of the curves in its panel of curves.png."""
-    alarms: Mapping[str, LowMean] = field(default_factory=dict)
-    """Its alarms of the report, by title."""
 
 
 def _reward_models(c: Any, is_outside: bool) -> dict[str, Path]:
@@ -218,25 +196,9 @@ READERS: dict[str, ReaderRow] = {
              "policy would never be trained; lower it"),
         ),
         needs_frozen_base=(
-            (lambda c, row: row.critic,
-             "algorithm.name={c.algorithm.name}: its critic is an adapter over a frozen base; use "
-             "grpo"),
+            (lambda c, row: row.critic, "algorithm.name={c.algorithm.name}"),
         ),
         watched={"critic/explained_variance": "explained variance {:.2f}"},
-        curves=(("critic/explained_variance", "explained variance of the critic", "-"),),
-        alarms={
-            "The critic explains nothing": LowMean(
-                key="critic/explained_variance",
-                text="The critic's values explain {mean:.2f} of the variance of the last steps' "
-                "returns.",
-                advice="Below 0 the advantages are noisier than without a critic: raise "
-                "critic.updates or critic.learning_rate, or set critic.value_clip to 0. If it "
-                "began from a reward model (critic.start), raise critic.warmup_steps, or leave "
-                "critic.start out: a head of zeros begins at 0.",
-                charts=("critic/explained_variance", "critic/loss", "critic/clip_fraction"),
-                first_steps=20,
-            ),
-        },
     ),
     "teacher": ReaderRow(
         is_of_algorithm=True,
@@ -246,7 +208,7 @@ READERS: dict[str, ReaderRow] = {
         ),
         named_adapters=lambda c: {"teacher.adapter": c.teacher.adapter},
         model=lambda c: (
-            None if c.teacher.model is None or c.teacher.url
+            None if c.teacher.model is None
             else {"path": c.teacher.model, "quantize": c.teacher.quantize}
         ),
         reads_base=lambda c: c.samples and c.algorithm.row().teacher,
@@ -255,7 +217,7 @@ READERS: dict[str, ReaderRow] = {
         ),
         prompt=lambda c: c.teacher.prompt,
         text_only=lambda c: (
-            f"teacher.{name}" for name in ("prompt", "model", "url")
+            f"teacher.{name}" for name in ("prompt", "model")
             if getattr(c.teacher, name) is not None
         ),
         contradictions=(
@@ -272,39 +234,17 @@ READERS: dict[str, ReaderRow] = {
              "teacher.adapter={c.teacher.adapter} contradicts teacher.model={c.teacher.model}: the "
              "adapter belongs to the student's base; leave one of them out, or merge the adapter "
              "into the model"),
-            (lambda c, row: c.teacher.quantize != "none" and (
-                c.teacher.model is None or c.teacher.url is not None
-             ),
-             "teacher.quantize={c.teacher.quantize} contradicts teacher.model={c.teacher.model} or "
-             "teacher.url={c.teacher.url}: it applies to a teacher model that is loaded here; "
-             "leave it out"),
-            (lambda c, row: c.teacher.url is not None and c.teacher.model is None,
-             "teacher.url={c.teacher.url} needs teacher.model, the name of the model there"),
-            (lambda c, row: c.teacher.url is not None and c.sample.temperature != 1,
-             "teacher.url={c.teacher.url} contradicts sample.temperature={c.sample.temperature}: a "
-             "server returns log-probs at temperature 1; set it to 1, or load teacher.model here"),
-            (lambda c, row: c.teacher.url is None and any(
-                getattr(c.teacher, name) != TeacherSection.model_fields[name].default
-                for name in ServiceSection.model_fields
-             ),
-             "teacher.timeout_seconds or key_env contradicts teacher.url=null: they "
-             "apply to a server; set teacher.url, or leave them out"),
-            (lambda c, row: (
-                c.teacher.model is not None and c.teacher.url is None
-                and c.model.backend == "unsloth"
-             ),
+            (lambda c, row: c.teacher.quantize != "none" and c.teacher.model is None,
+             "teacher.quantize={c.teacher.quantize} contradicts teacher.model=null: it applies to "
+             "a separate teacher; leave it out"),
+            (lambda c, row: c.teacher.model is not None and c.model.backend == "unsloth",
              "teacher.model={c.teacher.model} contradicts model.backend=unsloth, which patches all "
              "models of the process; set model.backend to native"),
         ),
         needs_frozen_base=(
             (lambda c, row: c.teacher.adapter is not None,
-             "teacher.adapter={c.teacher.adapter}: it was trained over a frozen base; set "
-             "teacher.prompt"),
+             "teacher.adapter={c.teacher.adapter}"),
         ),
-        changes={
-            "teacher.timeout_seconds": "free",
-            "teacher.key_env": "free", "teacher.url": "warn",
-        },
         watched={"train/teacher_kl": "KL to the teacher {:.3g}"},
     ),
     "reward_model": ReaderRow(
@@ -330,8 +270,7 @@ READERS: dict[str, ReaderRow] = {
         ),
         needs_frozen_base=(
             (lambda c, row: bool(_reward_models(c, is_outside=False)),
-             "a reward model in score.rewards that is an adapter: its base must be frozen; name a "
-             "model"),
+             "a reward model in score.rewards that is an adapter"),
         ),
     ),
 }  # fmt: skip

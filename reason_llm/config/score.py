@@ -12,7 +12,6 @@ from pydantic import (
     model_validator,
 )
 
-from reason_llm.config import installation
 from reason_llm.config.functions import name_of, source_digest
 from reason_llm.config.readers import READER_REWARDS, ReaderReward
 from reason_llm.config.types import ONE_IS_A_LIST, MayBeText, Positive, Section
@@ -98,8 +97,6 @@ class RewardSpec(MayBeText):
     ) -> Self:
         """``boxed`` becomes ``{name: boxed}``; a Python function becomes ``{custom: its name}``."""
         if isinstance(value, str):
-            if _is_list(value):
-                raise ValueError(f"names one reward; a list is [{value}]")
             return handler({"custom" if ".py:" in value else "name": value})
         function = value.get("custom") if isinstance(value, dict) else value
         if isinstance(function, str | RewardSpec) or not callable(function):
@@ -130,16 +127,6 @@ class RewardSpec(MayBeText):
                 f"{', '.join(names)}); fix score.rewards"
             ) from error
         return self
-
-
-def _is_list(text: str) -> bool:
-    """Whether the text has several names with commas between them, and is no file's name."""
-    parts = [part.strip() for part in text.split(",")]
-    return (
-        len(parts) > 1
-        and all(part.isidentifier() or ".py:" in part for part in parts)
-        and not installation.file(text.rpartition(":")[0]).is_file()
-    )
 
 
 class ScoreSection(Section):

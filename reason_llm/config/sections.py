@@ -5,12 +5,11 @@ each into one line. ``score`` checks reward names, ``data`` checks templates.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from reason_llm.config import installation
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, AlgorithmSection
@@ -23,10 +22,9 @@ from reason_llm.config.data import (
     share_of,
 )
 from reason_llm.config.preferences import PreferenceSection
-from reason_llm.config.readers import READERS, Passes, ReaderReward, ReaderSections
+from reason_llm.config.readers import READERS, Passes, ReaderReward, ReaderSections, Rule
 from reason_llm.config.score import ScoreSection
 from reason_llm.config.stages import (
-    INSTEAD,
     READ_BY,
     STAGES,
     Method,
@@ -120,11 +118,16 @@ class RunSection(Section):
             return {**values, "shards": 1 if is_alone else SHARDS}
         return values
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process does all work of the run, one thing after the other, in one shard."""
+        alone = (1, 1, 0, 0)
+        return (self.replicas, self.shards, self.samplers, self.max_staleness) == alone
+
     def several(self) -> Any:
-        """Return ``replicas.entry_points``, or None where one process does all work of the run, one
-        thing after the other, in one shard. Raises ConfigError where that folder is missing."""
-        is_alone = self.replicas == 1 and self.shards == 1
-        if is_alone and not self.samplers and not self.max_staleness:
+        """Return ``replicas.entry_points``, or None if the run is alone. Raises ConfigError where
+        that folder is missing."""
+        if self.is_alone:
             return None
         return installation.slice_for(
             "replicas.entry_points",
@@ -328,9 +331,6 @@ class TrainSection(Section):
     2502.16982."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of an exponential moving average of the adapter over optimizer steps, such as 0.9;
-    saved to <run>/adapter_ema/ at the end of the run. null: no average."""
     rows_per_step: Count = 64
     """Rows of a step (pairs, for a pairwise loss), in the stages that train on a set of rows."""
     epochs: Count = 1
@@ -412,17 +412,6 @@ class MemorySection(Section):
     host_gib: Literal["auto"] | Gib = "auto"
     """Limit of host memory in a run on a GPU. auto: all of the machine's memory."""
 
-    @field_validator("budget_gib", "host_gib", mode="before")
-    @classmethod
-    def _has_no_unit(cls, value: object, info: ValidationInfo) -> object:
-        if not isinstance(value, str) or value == "auto":
-            return value
-        number, is_budget = value.strip().rstrip("%GgIiBb "), info.field_name == "budget_gib"
-        usual = "24" if is_budget else "64"
-        example = number if number.isdecimal() and "%" not in value else usual
-        card = f", as for a card of {example} GB" if is_budget else ""
-        raise ValueError(f"is in GiB, without a unit, and no fraction; write {example}{card}")
-
 
 class LogSection(Section):
     """Console and trackers."""
@@ -436,11 +425,6 @@ class LogSection(Section):
     """Trackers that receive the records of metrics.jsonl: tensorboard, wandb, trackio; one or a
     list. A tracker that fails, or takes longer than a minute for a record, is dropped with a
     warning."""
-
-    @field_validator("trackers")
-    @classmethod
-    def _are_named_once(cls, trackers: list[str]) -> list[str]:
-        return list(dict.fromkeys(trackers))
 
 
 class _Sections(Section):
@@ -694,10 +678,9 @@ class Config(ReaderSections, _Sections):
                 continue
             if self.stage not in stages:
                 what = f"{name}={value}" if section else f"the {name} section"
-                instead = INSTEAD.get(name, "leave it out")
                 found.append(
-                    f"{what} contradicts stage={self.stage}, which does not read it; {instead}, or "
-                    f"set stage to {stages[0]}"
+                    f"{what} contradicts stage={self.stage}, which does not read it; leave it "
+                    f"out, or set stage to {stages[0]}"
                 )
             elif name in READERS and READERS[name].is_of_algorithm and not getattr(row, name):
                 found.append(
@@ -712,50 +695,20 @@ class Config(ReaderSections, _Sections):
         return self
 
 
-NOT_WITH_FULL: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
-    (lambda c, row: c.model.quantize != "none",
-     "model.quantize={c.model.quantize}: packed weights have no gradient; leave it out"),
-    (lambda c, row: c.model.backend == "unsloth",
-     "model.backend=unsloth: Unsloth freezes the weights; set it to native"),
-    (lambda c, row: c.model.trust_remote_code,
-     "model.trust_remote_code: the models that the run saves hold no code; leave it out"),
-    (lambda c, row: c.model.adapter != AdapterSection(),
-     "the model.adapter section: there is no adapter; leave it out"),
-    (lambda c, row: c.model.start is not None,
-     "model.start={c.model.start}: there is no adapter; merge it with the command export and set "
-     "model.path to the result"),
-    (lambda c, row: (
-        c.run.replicas != 1 or c.run.shards > 1 or c.run.samplers > 0 or c.run.max_staleness > 0
-     ),
-     "run.replicas, run.shards, run.samplers or run.max_staleness: only adapters are sent between "
-     "processes; leave them out"),
+NOT_WITH_FULL: tuple[Rule, ...] = (
+    (lambda c, row: c.model.quantize != "none", "model.quantize={c.model.quantize}"),
+    (lambda c, row: c.model.backend == "unsloth", "model.backend=unsloth"),
+    (lambda c, row: c.model.trust_remote_code, "model.trust_remote_code=true"),
+    (lambda c, row: c.model.adapter != AdapterSection(), "the model.adapter section"),
+    (lambda c, row: c.model.start is not None, "model.start={c.model.start}"),
+    (lambda c, row: not c.run.is_alone,
+     "run.replicas, run.shards, run.samplers or run.max_staleness"),
+    (lambda c, row: c.of_stage.scores or not c.learns, "stage={c.stage}"),
     *(rule for reader in READERS.values() for rule in reader.needs_frozen_base),
-    (lambda c, row: c.of_stage.scores or not c.learns,
-     "stage={c.stage}: it trains an adapter and a head, or nothing; use another stage"),
-    (lambda c, row: c.train.ema is not None,
-     "train.ema={c.train.ema}: an average of all weights needs another full copy; leave it out"),
 )  # fmt: skip
-"""Options that need a frozen base: (whether one is set, ``what: why; fix``)."""
+"""Options that need an adapter over a frozen base, or several processes."""
 
-NOT_WITH_FOLD: tuple[tuple[Callable[[Config], bool], str], ...] = (
-    (lambda c: c.model.train == "full",
-     "contradicts model.train=full, which has no adapter; leave fold out"),
-    (lambda c: c.model.quantize != "none",
-     "contradicts model.quantize={c.model.quantize}: packed weights take no adapter; leave one of "
-     "them out"),
-    (lambda c: c.model.backend == "unsloth",
-     "contradicts model.backend=unsloth, whose adapters vLLM applies; set backend to native"),
-    (lambda c: c.sample.engine == "transformers",
-     "contradicts sample.engine=transformers, which has no adapter kernels; leave fold out"),
-    (lambda c: (
-        c.run.replicas != 1 or c.run.samplers > 0 or c.run.max_staleness > 0
-     ),
-     "contradicts run.replicas, run.samplers or run.max_staleness, with which it was never run; "
-     "leave fold out"),
-)  # fmt: skip
-"""Options that ``sample.fold`` contradicts: (whether one is set, why and what to do)."""
-
-CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
+CONTRADICTIONS: tuple[Rule, ...] = (
     (lambda c, row: c.data.form not in c.allowed_forms,
      "data.form={c.data.form} contradicts stage={c.stage} ({c.method.name}), which learns from "
      "{c.allowed_forms[0]}; leave it out, or set stage"),
@@ -774,9 +727,6 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      ),
      "run.replicas={c.run.replicas} or run.samplers={c.run.samplers} contradicts run.shards="
      "{c.run.shards}: each needs a shard; raise run.shards, or lower the other"),
-    (lambda c, row: c.run.replicas == 1 and not c.run.samplers and c.run.ray is not None,
-     "run.ray={c.run.ray} contradicts run.replicas=1, which needs no cluster; set run.replicas, or "
-     "leave run.ray out"),
     (lambda c, row: bool(c.run.max_staleness or c.run.samplers) and (
         c.run.from_buffer is not None
         or not c.samples
@@ -810,10 +760,17 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
     (lambda c, row: c.algorithm.changes.get("kl_reference") == "start" and c.model.start is None,
      "algorithm.kl_reference=start contradicts model.start=null: there is no starting adapter; "
      "set model.start, or leave the option out to use the base"),
-    *(
-        (lambda c, row, is_so=is_so: c.sample.fold is True and is_so(c), f"sample.fold=true {why}")
-        for is_so, why in NOT_WITH_FOLD
-    ),
+    (lambda c, row: c.sample.fold is True and (
+        c.model.train == "full"
+        or c.model.quantize != "none"
+        or c.model.backend == "unsloth"
+        or c.sample.engine == "transformers"
+        or (c.run.replicas, c.run.samplers, c.run.max_staleness) != (1, 0, 0)
+     ),
+     "sample.fold=true contradicts model.train={c.model.train}, model.quantize={c.model.quantize}, "
+     "model.backend={c.model.backend}, sample.engine={c.sample.engine} or run.replicas, "
+     "run.samplers and run.max_staleness: it adds an adapter to unpacked weights that vLLM samples "
+     "in one process; leave it out"),
     *(rule for reader in READERS.values() for rule in reader.contradictions),
     (lambda c, row: c.stage == "rl" and c.sample.completions_per_prompt < 2 and row.needs_group,
      "sample.completions_per_prompt={c.sample.completions_per_prompt} contradicts algorithm.name="
@@ -885,7 +842,8 @@ CONTRADICTIONS: tuple[tuple[Callable[[Config, Algorithm], bool], str], ...] = (
      "sdpa"),
     *(
         (lambda c, row, is_so=is_so: c.model.train == "full" and is_so(c, row),
-         what.replace(":", " contradicts model.train=full:", 1) + ", or set model.train to adapter")
+         f"{what} contradicts model.train=full, which trains all weights, in one process and "
+         "without an adapter; leave it out, or set model.train to adapter")
         for is_so, what in NOT_WITH_FULL
     ),
 )  # fmt: skip
@@ -915,7 +873,6 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
         ),
         "warn",
     ),
-    **{name: how for reader in READERS.values() for name, how in reader.changes.items()},
 }
 """Options that may change when a run is resumed, as dotted prefixes; all others may not. ``free``:
 the adapter is the same. ``warn``: the adapter changes, perhaps only in its bits, and the run

@@ -104,13 +104,6 @@ READ_BY: dict[str, tuple[StageName, ...]] = {
     for name in owner.reads
 }
 """Stages that read each such section or option."""
-INSTEAD = {
-    "run.from_buffer": "pass the rollouts to the command pairs, and set data.train to the file "
-    "that it writes",
-    "train.rows_per_step": "set sample.prompts_per_step and sample.completions_per_prompt",
-    "eval.rows": "use data.eval",
-}
-"""What to do in a stage that does not read the option; without an entry: leave it out."""
 
 
 class RewardSection(Section):

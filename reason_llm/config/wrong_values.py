@@ -11,9 +11,6 @@ def wrong(problem: Mapping[str, Any]) -> str:
     ``ValidationError.errors()``."""
     kind, message = str(problem["type"]), str(problem["msg"])
     if kind == "literal_error":
-        names = [name.strip() for name in str(problem["input"]).split(",")]
-        if isinstance(problem["loc"][-1], int) and len(names) > 1:
-            return f"names one; a list is [{','.join(names)}]"
         return none_of(problem["input"], literals(problem))
     if kind == "missing":
         return "is missing"

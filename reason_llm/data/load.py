@@ -118,7 +118,7 @@ def load_data(
     """
     section = config.data
     training = [DataSet("", each.source, section.form, True) for each in section.sources]
-    problems = held_out_sets(config, "problems")
+    problems = held_out_sets(config)
     rows = (
         None if config.eval.rows is None else _held_out(config, "", config.eval.rows, section.form)
     )
@@ -156,9 +156,9 @@ def load_data(
     )
 
 
-def held_out_sets(config: Config, form: str) -> list[DataSet]:
+def held_out_sets(config: Config) -> list[DataSet]:
     """The sets of ``data.eval`` and ``eval.sets``, not yet read."""
-    return [_held_out(config, *each, form) for each in config.evaluation_sets.items()]
+    return [_held_out(config, *each, "problems") for each in config.evaluation_sets.items()]
 
 
 def _held_out(config: Config, name: str, source: str, form: str) -> DataSet:
@@ -219,12 +219,9 @@ def load_evaluation(
     tokenizer: "PreTrainedTokenizerBase",
     context_tokens: int,
     extra_columns: Collection[str] = (),
-    with_answers: bool = True,
 ) -> list[DataSet]:
-    """The held-out problems alone, read as by ``load_data``; without answers where the rows need no
-    more than a prompt."""
-    form = "problems" if with_answers else "prompts"
-    sets = held_out_sets(config, form)
+    """The held-out problems alone, read as by ``load_data``."""
+    sets = held_out_sets(config)
     renderer = renderer_of(config, tokenizer)
     faults = Faults()
     reader = _SetReader(config, renderer, context_tokens, faults, extra_columns)

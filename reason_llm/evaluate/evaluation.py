@@ -24,7 +24,7 @@ from reason_llm.data import (
     renderer_of,
     today,
 )
-from reason_llm.errors import ConfigError, DataError, one_line, printable
+from reason_llm.errors import ConfigError, printable
 from reason_llm.evaluate import accuracy
 from reason_llm.evaluate.outcomes import Answer, EvaluationWave, Outcome, OutcomeLog, answer_of
 from reason_llm.evaluate.request import Request, Target
@@ -96,8 +96,7 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
     scoring = scoring.with_options({"rewards": scoring.rewards[:1]})
     with Scorer(scoring, request.config.eval_max_new_tokens) as scorer:
         stages, lines = _prepare(request, scorer)
-        if not request.generate_only:
-            scorer.try_custom(stages[0].sets[0].prompts, stages[0].tokenizer)
+        scorer.try_custom(stages[0].sets[0].prompts, stages[0].tokenizer)
         check_writable(request.out)
         lock = request.out.parent / f".{request.out.name}.lock"
         with FileLock(lock, f"the evaluation {request.out}", "give this one another --out"):
@@ -114,12 +113,6 @@ def run_evaluation(request: Request, watch: Watch) -> dict[str, Any]:
                 done -= skipped
                 if skipped < len(waves):
                     _run_stage(request, stage, waves[skipped:], log, scorer, watch)
-        if request.generate_only:
-            counts = {"prompts": len(log.outcomes), "k": request.num_samples}
-            summary = {**counts, "sha256": log.digest()}
-            write_atomically(request.out / "summary.json", orjson.dumps(summary))
-            watch.line(f"completions of {len(log.outcomes)} prompts in {log.path}")
-            return summary
         first = scorer.rewards[0].reward
     return _finish(request, log, None if first.answer is None else first.vote, watch)
 
@@ -133,10 +126,7 @@ def _prepare(request: Request, scorer: Scorer) -> tuple[list[_SharedBase], list[
         config = subject.config.with_options({"data.date": date})
         for adapter in (target.adapter for target in targets if target.adapter is not None):
             adapters.check_fits(subject.policy, adapter, config.model.path)
-        answers = not request.generate_only
-        sets = load_evaluation(
-            config, subject.tokenizer, subject.context_tokens, scorer.columns, answers
-        )
+        sets = load_evaluation(config, subject.tokenizer, subject.context_tokens, scorer.columns)
         attachments = None
         for data_set in sets:
             if data_set.attachments is not None:
@@ -196,13 +186,12 @@ def _config_for(request: Request, targets: list[Target]) -> Config:
 
 def _open(request: Request, stages: list[_SharedBase]) -> OutcomeLog:
     """The log, in its new folder; nothing is written before this."""
-    name = "completions.jsonl" if request.generate_only else "problems.jsonl"
     header = request.out / "evaluation.json"
-    log = OutcomeLog(request.out / name, request.num_samples, judged=not request.generate_only)
+    log = OutcomeLog(request.out / "problems.jsonl", request.num_samples)
     identity = orjson.dumps(_identity(request, stages), option=orjson.OPT_INDENT_2)
     is_other = log.path.exists() and not _holds(header, identity)
     is_finished = (request.out / "summary.json").exists()
-    if request.afresh or (is_other and is_finished and request.may_move_aside):
+    if request.afresh or (is_other and is_finished):
         move_aside(request.out)
     elif is_other:
         raise ConfigError(
@@ -210,23 +199,8 @@ def _open(request: Request, stages: list[_SharedBase]) -> OutcomeLog:
             "its evaluation.json is damaged; set another --out, or --run.resume never, which moves "
             "it aside"
         )
-    elif is_finished and log.path.exists():
-        _check_finished(request.out / "summary.json", log)
     write_atomically(header, identity)
     return log
-
-
-def _check_finished(summary: Path, log: OutcomeLog) -> None:
-    problem = "its SHA-256 differs from the one in summary.json"
-    try:
-        if read_object(summary)["sha256"] == log.digest():
-            return
-    except (OSError, ValueError, KeyError) as error:
-        problem = f"{type(error).__name__}: {one_line(error)}"
-    raise DataError(
-        f"{log.path} is not what the evaluation wrote ({problem}); restore it and its "
-        "summary.json, set another --out, or --run.resume never, which moves them aside"
-    )
 
 
 def _holds(file: Path, content: bytes) -> bool:
@@ -296,8 +270,7 @@ def _run_stage(
                 adapters.clear(model.policy)
             else:
                 adapters.load_as_is(model.policy, target.adapter, target.path)
-            has_greedy = not (request.generate_only and request.num_samples)
-            total = sum(len(wave.prompts) for wave in todo) * (has_greedy + request.num_samples)
+            total = sum(len(wave.prompts) for wave in todo) * (1 + request.num_samples)
             with (
                 sampling(model, plan.cache_tokens) as sampler,
                 closing(stage.episodes),
@@ -332,25 +305,21 @@ def _wave_outcomes(
         top_p=section.top_p,
         min_p=section.min_p,
     )
-    answer_in = None if request.generate_only else scorer.rewards[0].reward.answer
+    answer_in = scorer.rewards[0].reward.answer
 
     def answers_by_problem(params: SamplingParams) -> list[list[Answer]]:
         """Answers of each problem."""
         groups = sampler.sample(wave.prompts, params, seed=seed, progress=progress)
-        if not request.generate_only:
-            groups = scorer.score(groups, only_first=True)
         return [
             [
                 answer_of(c, answer_in(group.prompt.continued_by(c)) if answer_in else None)
                 for c in group.completions
             ]
-            for group in groups
+            for group in scorer.score(groups, only_first=True)
         ]
 
-    # Unscored completions need no greedy answer if samples are drawn.
-    none: list[list[Answer]] = [[] for _ in wave.prompts]
-    first = none if request.generate_only and k else answers_by_problem(greedy)
-    samples = answers_by_problem(drawn) if k else none
+    first = answers_by_problem(greedy)
+    samples = answers_by_problem(drawn) if k else [[] for _ in wave.prompts]
     return [
         {
             "model": wave.model,
@@ -358,10 +327,10 @@ def _wave_outcomes(
             "id": prompt.id,
             "prompt": prompt.text,
             "gold": prompt.answer,
-            "greedy": greedy_answer[0] if greedy_answer else None,
+            "greedy": greedy_answer,
             "samples": sampled,
         }
-        for prompt, greedy_answer, sampled in zip(wave.prompts, first, samples, strict=True)
+        for prompt, (greedy_answer,), sampled in zip(wave.prompts, first, samples, strict=True)
     ]
 
 
@@ -375,17 +344,11 @@ def _finish(
         "k": k,
         "temperature": config.sample.temperature if k else 0.0,
         "max_new_tokens": config.eval_max_new_tokens,
-        "sha256": log.digest(),
         **accuracy.summarize(log.outcomes, k, vote, len(request.targets) > 1),
     }
     content = orjson.dumps(summary, option=orjson.OPT_INDENT_2)
     write_atomically(request.out / "summary.json", content)
     for line in accuracy.table(summary):
         watch.line(line)
-    if request.selected_on is not None:
-        watch.line(
-            f"{request.selected_on}: best was selected on these problems, so its score is "
-            "optimistic; name other problems with --sets for an unbiased one"
-        )
     watch.line(f"results per problem: {log.path}; summary: {request.out / 'summary.json'}")
     return summary

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from reason_llm.errors import DataError, WriteError, one_line
-from reason_llm.files import open_to_append, read_bounded, sha256, write_atomically
+from reason_llm.files import open_to_append, read_bounded, write_atomically
 from reason_llm.rollout import Completion, Prompt
 
 MAX_BYTES = 4 << 30
@@ -26,8 +26,8 @@ class _Answer(TypedDict):
     text: str
     tokens: int
     finish_reason: str
-    reward: Annotated[float, Field(gt=-1e100, lt=1e100)] | None
-    """The first reward's value; None where nothing is judged."""
+    reward: Annotated[float, Field(gt=-1e100, lt=1e100)]
+    """The first reward's value."""
     answer: str | None
     """The final answer that the first reward found, for maj@k."""
 
@@ -40,14 +40,14 @@ class _OutcomeLine(TypedDict):
     id: str
     prompt: str
     gold: str
-    greedy: _Answer | None
+    greedy: _Answer
     samples: list[_Answer]
 
 
 _OUTCOME = TypeAdapter(_OutcomeLine)
 Answer = dict[str, Any]
 Outcome = dict[str, Any]
-"""An ``_Answer`` and an ``_OutcomeLine``; readers know which values their evaluation has."""
+"""An ``_Answer`` and an ``_OutcomeLine``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,11 @@ class EvaluationWave:
 
 class OutcomeLog:
     """Log of outcomes in ``path``: of each problem the greedy answer and ``num_samples`` samples,
-    with rewards if ``judged``."""
+    with their rewards."""
 
-    def __init__(self, path: Path, num_samples: int = 0, judged: bool = True) -> None:
+    def __init__(self, path: Path, num_samples: int = 0) -> None:
         self.path = path
         self.num_samples = num_samples
-        self.judged = judged
         self.outcomes: list[Outcome] = []
 
     def resume(self, waves: Sequence[EvaluationWave]) -> int:
@@ -110,10 +109,6 @@ class OutcomeLog:
             ) from error
         self.outcomes += outcomes
 
-    def digest(self) -> str:
-        """SHA-256 of the file; raises an OSError if it cannot be read."""
-        return sha256(self.path, MAX_BYTES)
-
     def _read(self) -> list[bytes]:
         try:
             return read_bounded(self.path, MAX_BYTES).splitlines(keepends=True)
@@ -131,11 +126,7 @@ class OutcomeLog:
         where = ""
         try:
             outcome: Outcome = dict(_OUTCOME.validate_json(line, strict=True))
-            answers = [*outcome["samples"], outcome["greedy"]]
-            is_whole = len(answers) == self.num_samples + 1
-            if is_whole and not (
-                self.judged and any(a is None or a["reward"] is None for a in answers)
-            ):
+            if len(outcome["samples"]) == self.num_samples:
                 return outcome
         except ValidationError as error:
             where = f" at {'.'.join(map(str, error.errors()[0]['loc']))}"

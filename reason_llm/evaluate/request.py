@@ -42,15 +42,10 @@ class Request:
     """One, or two to compare."""
     num_samples: int
     """k; 0: greedy alone."""
-    generate_only: bool
     out: Path
     afresh: bool
     """Whether to move existing results aside: --run.resume never, which a run's config may also
     have from its start, so only the command line counts."""
-    selected_on: str | None
-    """The set on which the run's best adapter, one of the targets, was selected."""
-    may_move_aside: bool
-    """Whether a finished evaluation may be moved aside, because ``out`` was not given."""
 
 
 def make_request(line: CommandLine) -> Request:
@@ -74,11 +69,10 @@ def make_request(line: CommandLine) -> Request:
     targets = tuple(_target(name, config, subject, run) for name in names if name is not None)
     if len({target.label for target in targets}) < len(targets):
         raise ConfigError(
-            f"{line.named('compare')} {names[1]} is the model itself; name another, such as "
+            f"--compare {names[1]} is the model itself; name another, such as "
             + ("a run's folder" if names[1] == "base" else "base")
         )
     sets = _sets(line, config)
-    own_sources = [*config.evaluation_sets.values()]
     tree = config.model_dump(mode="json")
     tree["score"]["rewards"] = list(config.score.rewards)  # with functions given in Python
     overrides = {"data.eval": None, "eval.sets": sets, **_judged(sets, config, line)} | later
@@ -86,23 +80,16 @@ def make_request(line: CommandLine) -> Request:
     config = config_file.build(tree, name, overrides, overrides_name=line.source)
     samples = line.one("k") or "0"
     if not samples.isdecimal() or len(samples) > 4 or int(samples) > 4096:
-        raise ConfigError(
-            f"{line.named('k')} {samples:.60} is not a number of samples; give one from 0 to 4096"
-        )
-    out, generate_only = line.one("out"), "generate-only" in line.given
-    results = "completions" if generate_only else "evaluation"
-    home = config.run.directory / str(config.run.name)
+        raise ConfigError(f"--k {samples:.60} is not a number of samples; give one from 0 to 4096")
+    out, home = line.one("out"), config.run.directory / str(config.run.name)
     if run is not None and not {"run.directory", "run.name"} & line.overrides.keys():
         home = run  # a copy's config names the place of the original
     return Request(
         config=config,
         targets=targets,
         num_samples=int(samples),
-        generate_only=generate_only,
-        out=Path(out) if out else home / results,
+        out=Path(out) if out else home / "evaluation",
         afresh=line.overrides.get("run.resume") == "never",
-        selected_on=_selected_on(own_sources, sets, targets),
-        may_move_aside=out is None,
     )
 
 
@@ -112,11 +99,11 @@ def _judged(sets: dict[str, str], config: Config, line: CommandLine) -> dict[str
     is_run = run_folder.is_run(Path(str(line.what))) or str(line.what).endswith((".yaml", ".yml"))
     code = [name for name in sets if name in CODE_SETS]
     judges_code = config.score.rewards[0].kind.startswith("code_tests")
-    if "score.rewards" in line.overrides or "generate-only" in line.given:
+    if "score.rewards" in line.overrides:
         return {}
     if code and len(code) < len(sets):
         raise ConfigError(
-            f"{line.named('sets')} {' '.join(sets)} mixes programs and other answers, which no "
+            f"--sets {' '.join(sets)} mixes programs and other answers, which no "
             f"reward judges together; evaluate {' and '.join(code)} alone"
         )
     name = "code_tests" if code and not judges_code else None
@@ -191,24 +178,14 @@ def _target(name: str, config: Config, default: Target, run: Path | None) -> Tar
     return Target(name, name, None)
 
 
-def _selected_on(
-    own_sources: list[str], sets: dict[str, str], targets: tuple[Target, ...]
-) -> str | None:
-    """Name of the set whose accuracy selected the run's best adapter, if that is evaluated on it;
-    a run is judged by its first set."""
-    if not own_sources or all(target.label != "best" for target in targets):
-        return None
-    return next((name for name, source in sets.items() if source == own_sources[0]), None)
-
-
 def _sets(line: CommandLine, config: Config) -> dict[str, str]:
     """Sources of the sets by name."""
-    names, option = line.values.get("sets"), line.named("sets")
+    names = line.values.get("sets")
     config_sets = {name or HELD_OUT: source for name, source in config.evaluation_sets.items()}
     if names is None:
         if not config_sets:
             raise ConfigError(
-                f"no set to evaluate on; name some with {option}: {', '.join(EVALUATION_SETS)}, "
+                f"no set to evaluate on; name some with --sets: {', '.join(EVALUATION_SETS)}, "
                 "or a file"
             )
         return config_sets
@@ -216,21 +193,21 @@ def _sets(line: CommandLine, config: Config) -> dict[str, str]:
     for name in names:
         label, equals, source = name.partition("=")
         if not equals or "?" in label:  # verifiers:TASKSET?size=200
-            label, source = _named_set(name, EVALUATION_SETS | config_sets, option)
+            label, source = _named_set(name, EVALUATION_SETS | config_sets)
         if label in sources:
             raise ConfigError(
-                f"{option} names {label} twice; give one of them another name, as in other={source}"
+                f"--sets names {label} twice; give one of them another name, as in other={source}"
             )
         sources[label] = source
     return sources
 
 
-def _named_set(name: str, named: dict[str, str], option: str) -> tuple[str, str]:
+def _named_set(name: str, named: dict[str, str]) -> tuple[str, str]:
     if name in named:
         return name, named[name]
     if is_played(name) or "/" in name or _FILE.fullmatch(name.lower()) or name.startswith(GYM):
         return re.sub(r"[^A-Za-z0-9_.-]", "_", Path(name).stem), name
     raise ConfigError(
-        f"{option} {name} is not one of {', '.join(named)}, and not a file; name one of these, "
+        f"--sets {name} is not one of {', '.join(named)}, and not a file; name one of these, "
         f"a file, or {name}=FILE"
     )

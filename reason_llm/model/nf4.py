@@ -69,7 +69,7 @@ def unfit(
     if is_mixture:
         other = "take the same weights in bfloat16 (the experts of a mixture have no NF4 here)"
     if method == "mxfp4":
-        export = installation.with_commands("scripts/export.py")
+        export = installation.command("export")
         other = f"write them in bfloat16 once, by {export} MODEL --out FOLDER"
     if method != "bitsandbytes":
         return f"its weights are quantised by {method}, which cannot be trained over; {other}"

@@ -7,14 +7,7 @@ To add one, write a file and a row of both.
 from reason_llm.config import Config
 from reason_llm.model.plan import Subject
 from reason_llm.readers import critic, reference, reward_models, teacher
-from reason_llm.readers.reader import (
-    Base,
-    Opened,
-    OutsideReader,
-    Reader,
-    RewardReader,
-    StopRequest,
-)
+from reason_llm.readers.reader import Base, Opened, OutsideReader, Reader, RewardReader
 from reason_llm.readers.reward_models import SCALE, description
 
 KINDS: dict[str, Opened] = {

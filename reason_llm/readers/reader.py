@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from reason_llm.config import Config
 from reason_llm.data import Data
@@ -25,17 +25,6 @@ class Base:
     """Digest of the base's config."""
     template: str
     """Digest of how prompts are written."""
-
-
-class StopRequest(Protocol):
-    """A check whether the current work should end early."""
-
-    @property
-    def requested(self) -> bool:
-        """Whether it should end."""
-
-    def check(self) -> None:
-        """Raise Stopped if it should end."""
 
 
 class Reader:

@@ -14,11 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock
-from typing import Self
+from typing import Protocol, Self
 
 from reason_llm.config import Algorithm, Config, is_right
 from reason_llm.data import order
-from reason_llm.readers import RewardReader, StopRequest
+from reason_llm.readers import RewardReader
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.store import metrics
@@ -30,6 +30,17 @@ from reason_llm.sample import Ended, Sampler, SamplingParams
 from reason_llm.train import with_advantages
 
 RewardsOf = Callable[[RewardReader, Sequence[Group]], Sequence[float]]
+
+
+class StopRequest(Protocol):
+    """A check whether the current work should end early."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether it should end."""
+
+    def check(self) -> None:
+        """Raise Stopped if it should end."""
 
 
 @dataclass(frozen=True, slots=True)

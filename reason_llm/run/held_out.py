@@ -83,14 +83,10 @@ class HeldOut:
     def evaluate(self, step: int, watch: Watch, writer: BackgroundWriter) -> Record:
         """The metrics of this moment's policy; the completions are written to a file."""
         answers = self._answers(step, watch, writer) if self._job.data.held_out else {}
-        return answers | self.judge_rows()
-
-    def judge_rows(self) -> Record:
-        """Loss and metrics of the held-out rows; empty without any."""
         if self._job.data.held_out_rows is None:
-            return {}
+            return answers
         with learning(self._learner):
-            return judge(self._learner, self._rows.held_out())
+            return answers | judge(self._learner, self._rows.held_out())
 
     def _answers(self, step: int, watch: Watch, writer: BackgroundWriter) -> Record:
         job, config, params = self._job, self._job.config, self._params

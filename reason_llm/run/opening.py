@@ -68,7 +68,6 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
         if not config.samples:
             run.rows.write_texts()
         with watch.run(begun):
-            run.rows.measure(learners.policy, run.phases.record, watch, stop)
             if job.is_new:
                 run.evaluate_untrained()
             stop.check()

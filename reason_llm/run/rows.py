@@ -9,13 +9,8 @@ import orjson
 from reason_llm.data import SIDES, order, prompt_tokens
 from reason_llm.files import write_atomically
 from reason_llm.model import Datum
-from reason_llm.readers import reference
 from reason_llm.run.start.prepare import Job
-from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import folder as run_folder
-from reason_llm.run.store.metrics import Record, timed
-from reason_llm.run.watch import Watch
-from reason_llm.train import Learner, learning
 
 MAX_UNITS = 200
 """Units whose text is written."""
@@ -26,18 +21,15 @@ class Rows:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._references = reference.References()
 
     def drawn(self, start: int, count: int) -> list[Datum]:
         """The rows of the units (pairs, or rows) from ``start`` on in the run's order."""
         units = self._job.data.units
-        return self._references.of(
-            [
-                replace(Datum.of_row(row), group=number)
-                for number, index in enumerate(self._drawn(start, count))
-                for row in units[index]
-            ]
-        )
+        return [
+            replace(Datum.of_row(row), group=number)
+            for number, index in enumerate(self._drawn(start, count))
+            for row in units[index]
+        ]
 
     def write_texts(self) -> None:
         """Write an even sample of the training rows, as lines like those of an evaluation."""
@@ -63,28 +55,4 @@ class Rows:
     def held_out(self) -> list[Datum]:
         """The held-out rows for evaluation."""
         data_set = self._job.data.held_out_rows
-        rows = [] if data_set is None else data_set.rows
-        return self._references.of([Datum.of_row(row) for row in rows])
-
-    def measure(self, learner: Learner, record: Record, watch: Watch, stop: StopSignal) -> None:
-        """Measure the reference's log-probs of all rows of the run, or read those on disk, where
-        the loss compares with a frozen reference."""
-        config = self._job.config
-        if config.stage != "preference" or not config.preference.row().needs_reference:
-            return
-        folder, count = self._job.folder, config.train.rows_per_step
-        size = 2 if config.learns_pairs else 1
-        rows = self.drawn(0, config.run.steps * count)
-        steps = [rows[n : n + count * size] for n in range(0, len(rows), count * size)]
-        steps.append(self.held_out())
-        path = reference.path_of(config, folder, folder / reference.START)
-        self._references = reference.References(path)
-        self._references.read(reference.max_bytes(steps))
-        if missing := self._references.missing(steps):
-            with (
-                timed(record, "reference"),
-                learning(learner),
-                watch.phase("reference", sum(count for _, count in missing)) as progress,
-            ):
-                done = partial(progress, 0)
-                self._references.measure(missing, learner, done, stop)
+        return [] if data_set is None else [Datum.of_row(row) for row in data_set.rows]

@@ -61,7 +61,6 @@ class Run:
             job.folder,
             job.run.digests,
             self.model,
-            policy.optimizer,
             self._log,
             self._writer,
         )
@@ -181,7 +180,7 @@ class Run:
         """Write the kept adapters, release the buffer, and write summary.json last."""
         folder, state = self.job.folder, self.state
         self._writer.wait()
-        self._kept.finish(state.step, self._held_out.judge_rows)
+        self._kept.finish(state.step)
         if self.config.samples:
             self._buffer.finish()
         records, since = self._log.records(), self._log.seconds_since()

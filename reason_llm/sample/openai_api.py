@@ -36,8 +36,6 @@ others: longest tokens have about 128."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 """Longest string of ``stop``."""
-LOGPROBS = "message.output_text.logprobs"
-"""Member of ``include`` of a Response that asks for log-probs."""
 
 _HARMLESS = {
     "model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -56,6 +54,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,), "background": (False,), "truncation": ("disabled",),
     "response_format": ({"type": "text"},), "text": ({}, {"format": {"type": "text"}}),
     "reasoning": ({},), "tool_choice": ("none", "auto"), "extra_args": ({},),
+    "include": ([], ["reasoning.encrypted_content"]),
 }  # fmt: skip
 """Members that have one meaning which is that of leaving them out."""
 _WHOLE = "send the whole conversation as input"
@@ -193,14 +192,8 @@ def response_request(body: Members, section: SampleSection) -> ChatRequest:
     for name in ("text", "reasoning"):
         if isinstance(body.get(name), dict):
             body[name] = {key: value for key, value in body[name].items() if value is not None}
-    read = ("input", "instructions", "tools", "max_output_tokens", "stream", "include")
+    read = ("input", "instructions", "tools", "max_output_tokens", "stream")
     check_members(body, read, section)
-    known = {LOGPROBS, "reasoning.encrypted_content"}
-    include = body.get("include", [])
-    if not isinstance(include, list) or not all(item in known for item in map(str, include)):
-        raise ValueError(
-            f"include={include!r:.100} is not offered: give {LOGPROBS} or leave it out"
-        )
     messages: list[dict[str, Any]] = []
     if (instructions := body.get("instructions")) is not None:
         messages.append({"role": "system", "content": instructions})
@@ -213,9 +206,9 @@ def response_request(body: Members, section: SampleSection) -> ChatRequest:
         _conversation(messages),
         tuple(_function(tool, tool) for tool in _dicts(body, "tools")),
         body.get("tool_choice") != "none",
-        LOGPROBS in include,
-        _flag(body, "stream"),
-        True,
+        logprobs=False,
+        stream=_flag(body, "stream"),
+        has_usage=True,
     )
 
 
@@ -350,15 +343,14 @@ def response(answer: ChatAnswer) -> tuple[Members, list[bytes]]:
     status = "incomplete" if is_cut else "completed"
     output: list[Members] = []
     if answer.text or not answer.calls:
-        logprobs = _logprobs(answer) if answer.request.logprobs else []
-        text = {"type": "output_text", "text": answer.text, "annotations": []}
+        text = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
         output.append(
             {
                 "type": "message",
                 "id": f"msg_{number}",
                 "role": "assistant",
                 "status": status,
-                "content": [text | {"logprobs": logprobs}],
+                "content": [text],
             }
         )
     output += [
@@ -413,10 +405,9 @@ def _events(whole: Members) -> Iterator[Members]:
         if item["type"] == "message":
             (part,) = item["content"]
             at |= {"content_index": 0}
-            logprobs = {"logprobs": part["logprobs"]}
-            yield _event("content_part.added", **at, part=part | {"text": "", "logprobs": []})
-            yield _event("output_text.delta", **at, delta=part["text"], **logprobs)
-            yield _event("output_text.done", **at, text=part["text"], **logprobs)
+            yield _event("content_part.added", **at, part=part | {"text": ""})
+            yield _event("output_text.delta", **at, delta=part["text"], logprobs=[])
+            yield _event("output_text.done", **at, text=part["text"], logprobs=[])
             yield _event("content_part.done", **at, part=part)
         else:
             arguments, name = item["arguments"], "function_call_arguments"

@@ -122,9 +122,6 @@ class Learner:
         )
         with ending_out_of_memory("making the optimizer's moments"):
             optim.allocate_state(self.optimizer)
-            self._ema = settings.train.ema if settings.role == "policy" else None
-            if self._ema is not None:
-                optim.allocate_average(self.optimizer)
         self.offloads = settings.train.gradient_checkpointing == "offload"
         if settings.train.gradient_checkpointing:
             model.policy.gradient_checkpointing_enable({"use_reentrant": False})
@@ -447,8 +444,6 @@ class Learner:
         with ending_out_of_memory("taking the optimizer's step"):
             seed = f"{settings.seed}/rounding/{optimizer_step}"
             optim.step(self.optimizer, self._carriers, seed)
-        if self._ema is not None:
-            optim.update_average(self.optimizer, self._ema)
         return norm, rate
 
 

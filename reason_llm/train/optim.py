@@ -7,8 +7,7 @@ Source: arXiv:2010.06192.
 
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -18,10 +17,6 @@ from transformers import get_scheduler
 
 from reason_llm.config import TrainSection
 from reason_llm.model.plan import STEPPED_AT_ONCE, UPDATE_BYTES
-
-AVERAGE = "average"
-AVERAGED_STEPS = "averaged_steps"
-"""Name of the number of optimizer steps in the average."""
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -157,48 +152,6 @@ def round_into(parameter: Tensor, value: Tensor, seed: int) -> None:
     parameter.copy_(bits.add_(noise).bitwise_and_(-1 << 16).view(torch.float32))
 
 
-def allocate_average(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the average of the parameters, which is kept and saved with the moments."""
-    for parameter in _parameters(optimizer):
-        state = optimizer.state[parameter]
-        state[AVERAGE] = torch.zeros_like(parameter, requires_grad=False)
-        state[AVERAGED_STEPS] = torch.zeros((), dtype=torch.float32)
-
-
-@torch.no_grad()
-def update_average(optimizer: torch.optim.Optimizer, decay: float) -> None:
-    """Take the parameters into their exponential moving average, corrected for its start from zero.
-
-    Source: arXiv:1412.6980 section 7.2.
-    """
-    for parameter in _parameters(optimizer):
-        state = optimizer.state[parameter]
-        state[AVERAGED_STEPS] += 1
-        weight = (1 - decay) / (1 - decay ** float(state[AVERAGED_STEPS]))
-        state[AVERAGE].lerp_(parameter, weight)
-
-
-def averaged_steps(optimizer: torch.optim.Optimizer) -> int:
-    """Optimizer steps in the average; 0 if there is no average."""
-    states = (optimizer.state[parameter] for parameter in _parameters(optimizer))
-    return max((int(state.get(AVERAGED_STEPS, 0)) for state in states), default=0)
-
-
-@contextmanager
-def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Parameters hold their average in this block, and afterwards what they held before."""
-    held = [(parameter, parameter.detach().clone()) for parameter in _parameters(optimizer)]
-    try:
-        with torch.no_grad():
-            for parameter, _ in held:
-                parameter.copy_(optimizer.state[parameter][AVERAGE])
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in held:
-                parameter.copy_(value)
-
-
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Move the moments, and the blocks' scales of the 8-bit ones, to another device; paged ones
     stay, as the driver moves their pages."""
@@ -258,8 +211,8 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load what ``state_tensors`` returned, without an average that nobody asked for; a ValueError
-    if they are another optimizer's or another adapter's."""
+    """Load what ``state_tensors`` returned; a ValueError if they are another optimizer's or another
+    adapter's."""
     if not optimizer.state:
         allocate_state(optimizer)
     parameters = _parameters(optimizer)
@@ -269,8 +222,6 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
             raise ValueError(f"{key!r} belongs to none of {len(parameters)} parameters")
         state = optimizer.state[parameters[int(index)]]
         held = state.get(name)
-        if held is None and name in (AVERAGE, AVERAGED_STEPS):
-            continue
         if held is None or torch.as_tensor(held).shape != value.shape:
             kind = type(optimizer).__name__
             raise ValueError(f"{key!r} of shape {list(value.shape)} is not a state of {kind}")

@@ -114,9 +114,9 @@ def test_mistakes_are_raised_and_change_nothing(tmp_path: Path, unchanged: None)
     for what in ("configs/quickstart.yaml", "model/tiny"):
         with pytest.raises(ConfigError, match=r"^argument: train.learning_rate='much'"):
             reason_llm.evaluate(what, **config)
-    with pytest.raises(ConfigError, match=r"^k -1 is not a number of samples"):
+    with pytest.raises(ConfigError, match=r"^--k -1 is not a number of samples"):
         reason_llm.evaluate("configs/quickstart.yaml", k=-1)
-    with pytest.raises(ConfigError, match=r"^sets gsm9k is not one of gsm8k"):
+    with pytest.raises(ConfigError, match=r"^--sets gsm9k is not one of gsm8k"):
         reason_llm.evaluate("configs/quickstart.yaml", sets=["gsm9k"])
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "resolved_config.yaml").touch()

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, TINY
 from reason_llm.app.cli import COMMANDS, main, run_command
 from reason_llm.config import command
-from reason_llm.config.file import load, unknown_key
+from reason_llm.config.file import load
 from reason_llm.errors import DataError, Stopped
 
 CALL = "import sys; from reason_llm.app.cli import main; code = main(); "
@@ -152,12 +152,6 @@ def test_outside_of_the_clone_the_installed_command_is_named(
     for folder in (tmp_path, ROOT / "docs"):
         monkeypatch.chdir(folder)
         assert command("report") == "reason-llm report"
-        assert unknown_key("do_train", "no") == (
-            "no; do_train of TRL has no option here: reason-llm train trains, reason-llm evaluate "
-            "evaluates"
-        )
-    monkeypatch.chdir(ROOT)
-    assert "scripts/train.py trains, scripts/evaluate.py" in unknown_key("do_train", "no")
 
 
 def test_the_package_runs_as_a_module(tmp_path: Path) -> None:

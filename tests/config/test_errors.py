@@ -34,7 +34,7 @@ def made(row: dict[str, Any], folder: Path) -> Any:
         return load(path)
     if "arguments" in row:
         what = ("CONFIG.yaml", "")
-        return read_command_line("train.py", "", what, row["arguments"], {}, in_force=True).config()
+        return read_command_line("train.py", "", what, row["arguments"], {}).config()
     if "algorithm" in row:
         return resolve(row["algorithm"], row["options"])
     return build({"data": {"train": "x"}}, Path("my.yaml"), row["options"])

@@ -216,19 +216,17 @@ def test_the_first_rows_of_all_files_are_read_and_none_of_the_hub(tmp_path: Path
 
 def test_an_evaluation_alone_reads_what_it_needs(tmp_path: Path, tokenizer: Any) -> None:
     held_out = lines(tmp_path / "a.jsonl", row("Q", hint="h"), row("R", hint="i"))
-    bare = lines(tmp_path / "b.jsonl", {"prompt": "Q"})
+    bare = lines(tmp_path / "b.jsonl", row("Q"))
     tree = {"data": {"train": "none", "eval": held_out, "system_prompt": "none"}}
     config = config_of(tree, eval__sets={"x": bare}, eval__limit=1, sample__max_new_tokens=1)
-    sets = load_evaluation(config, tokenizer, 400, ["prompt"], False)
+    sets = load_evaluation(config, tokenizer, 400, ["prompt"])
     assert [(each.name, each.source, each.size) for each in sets] == [
         ("", held_out, 1), ("x", bare, 1)
     ]  # fmt: skip
     for each in sets:
         assert each.prompts[0].extra == {"prompt": "Q"}
-    with pytest.raises(DataError, match=r"b\.jsonl:1: lacks"):
-        load_evaluation(config, tokenizer, 400)
     with pytest.raises(DataError, match=r"b\.jsonl:1: lacks column 'hint'"):
-        load_evaluation(config, tokenizer, 400, ["hint"], False)
+        load_evaluation(config, tokenizer, 400, ["hint"])
 
 
 # --- rows to learn from

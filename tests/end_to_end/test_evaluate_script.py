@@ -1,7 +1,6 @@
 """scripts/evaluate.py: any model on any set, by either engine; killed, it goes on to the same file;
 what it cannot do is one line and changes nothing."""
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -62,19 +61,6 @@ def call(script: Call) -> Call:
     return partial(script, "evaluate.py")
 
 
-def test_the_best_adapter_on_the_problems_that_selected_it(
-    call: Call, run_folder: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(run_folder, run := tmp_path / "made")
-    shutil.copytree(run / "adapter", run / "adapter_best")
-    (other := tmp_path / "other.jsonl").write_bytes(TEST_SET.read_bytes())
-    line = "held_out: best was selected on these problems, so its score is optimistic"
-    code, shown, error = call(run, "--which", "best", "--out", tmp_path / "own")
-    assert (code, line in shown) == (0, True), error
-    code, shown, _ = call(run, "--which", "best", "--sets", other, "--out", tmp_path / "others")
-    assert (code, "optimistic" in shown) == (0, False)
-
-
 def rows(folder: Path, name: str = "problems.jsonl") -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in (folder / name).read_bytes().splitlines()]
 
@@ -98,7 +84,6 @@ def test_adapter_against_base(call: Call, run_folder: Path, tmp_path: Path) -> N
     assert "held_out greedy: adapter - base =" in shown
     assert "sampling with transformers" in shown
     assert "learning" not in shown
-    assert "optimistic" not in shown
     # The base by itself, from a config, is the base beside an adapter.
     code, _, _ = call(run_folder / "resolved_config.yaml", "--k", "2", "--out", tmp_path / "base")
     assert code == 0
@@ -180,32 +165,6 @@ def test_either_engine_gives_the_same_numbers(call: Call, run_folder: Path, tmp_
     assert ours == theirs
     summaries = [orjson.loads((out / "summary.json").read_bytes()) for out in outs.values()]
     assert summaries[0] == summaries[1]
-
-
-def test_completions_of_prompts_without_answers(
-    call: Call, run_folder: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "asked.jsonl"
-    file.write_text('{"prompt": "What is 3 + 4?"}\n{"prompt": "What is 5 + 6?"}\n')
-    out = tmp_path / "out"
-    asked = [run_folder, "--generate-only", "--sets", file, "--out"]
-    code, shown, error = call(*asked, out)
-    assert (code, error) == (0, "")
-    assert "completions of 2 prompts" in shown
-    first, second = rows(out, "completions.jsonl")
-    assert (first["set"], first["gold"], first["samples"]) == ("asked", "", [])
-    assert first["greedy"]["reward"] is None
-    assert first["greedy"]["text"] != second["greedy"]["text"]
-    summary = orjson.loads((out / "summary.json").read_bytes())
-    digest = hashlib.sha256((out / "completions.jsonl").read_bytes()).hexdigest()
-    assert summary == {"prompts": 2, "k": 0, "sha256": digest}
-    assert call(*asked, tmp_path / "drawn", "--k", "3")[0] == 0
-    for row in rows(tmp_path / "drawn", "completions.jsonl"):
-        assert row["greedy"] is None
-        assert len(row["samples"]) == 3
-    code, _, error = call(run_folder, "--sets", file, "--out", tmp_path / "judged")
-    assert code == 2
-    assert "asked.jsonl:1" in error
 
 
 @pytest.mark.long
@@ -330,6 +289,7 @@ def test_a_mended_reward_judges_all_problems(call: Call, run_folder: Path, tmp_p
     assert call(*asked)[0] == 0
     problems = out / "problems.jsonl"
     problems.write_bytes(b"".join(problems.read_bytes().splitlines(keepends=True)[:4]))
+    (out / "summary.json").unlink()
     reward.write_text("def mine(completion):\n    return 1.0\n")
     code, _, error = call(*asked)
     assert code == 2
@@ -364,6 +324,7 @@ def test_a_damaged_header_is_told_as_damaged(
     assert call(*asked)[0] == 0
     header = out / "evaluation.json"
     header.unlink()
+    (out / "summary.json").unlink()
     if damage is not None:
         header.write_bytes(damage)
     code, _, error = call(*asked)

@@ -71,26 +71,6 @@ def test_the_rule_of_form_is_learned_from_log_2_on(tmp_path: Path) -> None:
     assert examine(read_run(form, "form")).findings[ALARM].state == "clear"
 
 
-@pytest.mark.long
-def test_the_average_has_the_scale_of_its_own_scores(tmp_path: Path) -> None:
-    """After one step the average is the adapter; after three it is not."""
-    scales = []
-    for steps in (1, 3):
-        config = reward_config(tmp_path, f"of{steps}", by_form, steps)
-        averaged = config.train.model_copy(update={"ema": 0.9})
-        train(config.model_copy(update={"train": averaged}))
-        folder = tmp_path / "runs" / f"of{steps}"
-        scales.append(
-            [
-                orjson.loads((folder / name / "reward.json").read_bytes())
-                for name in ("adapter", "adapter_ema")
-            ]
-        )
-    (last, average), (later, later_average) = scales
-    assert average["std"] == pytest.approx(last["std"], rel=1e-4)
-    assert 0 < later_average["std"] < 0.9 * later["std"]
-
-
 def paid(folder: Path, models: list[dict[str, Any]], name: str = "rl") -> Config:
     rewards = [{"name": "think_answer_tags", "weight": 0}] + [
         {"name": "reward_model", "weight": 0.5 + i, **each} for i, each in enumerate(models)

@@ -34,13 +34,12 @@ PPO = "--algorithm.name ppo --critic.warmup_steps 1"
 GRPO = (
     "--train.gradient_checkpointing true --train.epochs 2 --train.optimizer_steps 2"
     " --train.micro_batch_tokens 256 --algorithm.kl k3 --model.adapter.dropout 0.1"
-    " --train.ema 0.9"
 )
 ROLLOUTS: dict[str, str] = {
     "grpo": f"{GRPO} --run.steps 1",
     "grpo_resumed": f"{GRPO} --run.name grpo --run.buffer {{folder}}/grpo.json",
-    "ppo_8bit": f"{PPO} --train.optimizer adamw_8bit --train.ema 0.9 --model.adapter.rank 64",
-    "paid_padded": f"{PPO} --train.ema 0.9 --critic.start {{made}}/runs/reward/adapter"
+    "ppo_8bit": f"{PPO} --train.optimizer adamw_8bit --model.adapter.rank 64",
+    "paid_padded": f"{PPO} --critic.start {{made}}/runs/reward/adapter"
     " --score.rewards {rewards} --train.packing padded --train.gradient_checkpointing true",
     "nf4_taught_by_nf4": "--model.quantize nf4 --train.optimizer adamw_8bit"
     " --model.adapter.dropout 0.1 --train.gradient_checkpointing offload"

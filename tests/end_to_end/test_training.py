@@ -9,7 +9,6 @@ import orjson
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from conftest import ROOT, TINY
@@ -20,9 +19,8 @@ from reason_llm.app.report.payload import examine
 from reason_llm.app.report.runs import read_run
 from reason_llm.config import Config
 from reason_llm.config.file import load
-from reason_llm.errors import CheckpointError
 from reason_llm.files import read_object
-from reason_llm.run.store import folder as run_folder, metrics
+from reason_llm.run.store import metrics
 from reason_llm.sample import SamplingParams, TransformersSampler
 from waves import limit_waves
 
@@ -119,45 +117,6 @@ def test_what_a_run_leaves_behind(
         assert len(group["completions"]) == 4
         total = sum(completion["advantage"] for completion in group["completions"])
         assert total == pytest.approx(0, abs=1e-9)
-
-
-@pytest.mark.long  # in the stored runs, too
-def test_the_average_of_the_adapter(small_run: Callable[..., Config]) -> None:
-    """The same whole or resumed, by the definition from the checkpoints; the run goes as without
-    it."""
-    run(small_run(run__name="plain"))
-    for name, parts in (("whole", [3]), ("resumed", [1, 3])):
-        for steps in parts:
-            config = small_run(
-                run__name=name, run__steps=steps, run__keep_checkpoints=9, train__ema=0.8
-            )
-            run(config)
-    folders = [config.run.directory / name for name in ("plain", "whole", "resumed")]
-    file = "adapter_model.safetensors"
-    adapters = [load_file(folder / "adapter" / file) for folder in folders]
-    averages = [load_file(folder / "adapter_ema" / file) for folder in folders[1:]]
-    steps = [load_file(folders[1] / "checkpoints" / f"step-0000000{n}" / file) for n in (1, 2, 3)]
-    for name, last in adapters[0].items():
-        assert torch.equal(last, adapters[1][name]) and torch.equal(last, adapters[2][name])
-        assert torch.equal(averages[0][name], averages[1][name])
-        weights = torch.tensor([0.8**2, 0.8, 1.0])
-        values = torch.stack([step[name] for step in steps])
-        expected = (weights.view(-1, 1, 1) * values).sum(0) / weights.sum()
-        torch.testing.assert_close(averages[0][name], expected, rtol=1e-4, atol=1e-7)
-        assert not torch.equal(averages[0][name], last)
-    later = small_run(
-        run__name="later", run__steps=4, train__ema=0.9, train__learning_rate=0.0,
-        run__resume=str(folders[0] / "checkpoints" / "step-00000003"),
-    )  # fmt: skip
-    run(later)  # from a checkpoint without an average
-    for folder in ("adapter", "adapter_ema"):
-        found = load_file(folder_of(later) / folder / file)
-        assert all(torch.equal(found[name], last) for name, last in adapters[0].items())
-    assert not (folders[0] / "adapter_ema").exists()
-    assert "train.ema=0.8" in (folders[1] / "adapter_ema" / "README.md").read_text()
-    assert run_folder.find_adapter(folders[1], "ema") == folders[1] / "adapter_ema"
-    with pytest.raises(CheckpointError, match=r"it had no train\.ema"):
-        run_folder.find_adapter(folders[0], "ema")
 
 
 def test_the_adapter_loads_with_peft_on_the_base(small_run: Callable[..., Config]) -> None:

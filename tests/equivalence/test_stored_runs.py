@@ -53,7 +53,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "grpo", "kl": "k3", "kl_coefficient": 0.05,
                       "entropy_coefficient": 0.01},
         "train__schedule": "linear", "train__warmup_steps": 3, "train__weight_decay": 0.1,
-        "train__ema": 0.8, "model__adapter": {"rank": 4, "alpha": 12, "dropout": 0.1},
+        "model__adapter": {"rank": 4, "alpha": 12, "dropout": 0.1},
         "eval__sets": {"again": "{folder}/sums.jsonl"}, "eval__limit": 3, "run__save_every": 2,
     },
     "dapo": EVAL | SLOW | {

@@ -47,7 +47,7 @@ def asked(model: str, start: int = 0, **run: Any) -> list[tuple[Any, int]]:
     config, sampler = Config.model_validate(given), Noted()
     scorer: Any = type("Scorer", (), {"score": lambda self, groups, only_first: groups,
                                       "rewards": [Scored()]})()  # fmt: skip
-    request = Request(config, (), 4, False, None, False, None, False)  # type: ignore[arg-type]
+    request = Request(config, (), 4, None, False)  # type: ignore[arg-type]
     wave = EvaluationWave(model, "held_out", start, PROMPTS)
     found = _wave_outcomes(request, config, wave, sampler, scorer, lambda *told: None)  # type: ignore[arg-type]
     assert [len(each["samples"]) for each in found] == [4, 4, 4]
@@ -150,21 +150,16 @@ def test_a_request_says_what_is_asked_and_where_it_is_kept(
             make_request(CommandLine(str(path), {}, set(), values))
         return
     found = make_request(CommandLine(str(path), {"eval.limit": 3}, set(), values))
-    assert (found.num_samples, found.generate_only) == (number, False)
-    assert (found.out, found.may_move_aside, found.afresh) == (
-        Path("runs/r/evaluation"),
-        True,
-        False,
-    )
+    assert found.num_samples == number
+    assert (found.out, found.afresh) == (Path("runs/r/evaluation"), False)
     assert found.targets == (Target("base", found.config.model.path, None),)
     assert (found.config.data.eval, dict(found.config.eval.sets)) == (None, {HELD_OUT: "y"})
     assert found.config.eval.limit == 3
-    again = CommandLine(str(path), {"run.resume": "never"}, {"generate-only"}, values)
-    assert make_request(again).out == Path("runs/r/completions")
-    assert make_request(again).generate_only and make_request(again).afresh
+    again = CommandLine(str(path), {"run.resume": "never"}, set(), values)
+    assert make_request(again).afresh
     named = replace(again, values=values | {"out": ["o"], "compare": ["org/m"], "model": ["org/n"]})
     found = make_request(named)
-    assert (found.out, found.may_move_aside) == (Path("o"), False)
+    assert found.out == Path("o")
     assert [each.label for each in found.targets] == ["org/n", "org/m"]
 
 
@@ -181,6 +176,5 @@ def test_an_evaluation_of_a_copied_run_is_kept_in_the_copy(tmp_path: Path) -> No
     (copied / "resolved_config.yaml").write_bytes(run_folder.config_to_bytes(config))
     line = CommandLine(str(copied), {}, set(), {})
     assert make_request(line).out == copied / "evaluation"
-    assert make_request(replace(line, given={"generate-only"})).out == copied / "completions"
     moved = replace(line, overrides={"run.name": "other"})
     assert make_request(moved).out == tmp_path / "runs" / "other" / "evaluation"

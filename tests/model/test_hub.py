@@ -145,7 +145,7 @@ def test_a_model_in_mxfp4_is_planned_as_the_copy_that_a_run_needs(
     assert said in found.table()
     assert (
         f"model.path={name} is in MXFP4 and is planned as its copy in bfloat16, which a run needs: "
-        "scripts/export.py openai/gpt-oss-20b --out model/gpt-oss-20b writes it once, 41.8 GB"
+        "python scripts/export.py openai/gpt-oss-20b --out model/gpt-oss-20b writes it once, 41.8"
     ) in caplog.text
     small = tree | {"model": {"path": name}, "memory": {"budget_gib": 24}}
     for section, wrong in (({}, ConfigError), ({"quantize": "nf4"}, ModelError)):

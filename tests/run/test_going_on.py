@@ -29,7 +29,7 @@ Small = Callable[..., Config]
 SHORT = {"sample__max_new_tokens": 4}
 JUDGED = SHORT | {
     "data__eval": str(ROOT / "data" / "arithmetic_test.jsonl"), "eval__limit": 2, "eval__every": 1,
-    "train__ema": 0.5, "score__rewards": [{"name": "boxed"}],
+    "score__rewards": [{"name": "boxed"}],
 }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_a_finished_run_is_told_and_what_is_damaged_is_written_again(small_run: 
     )
     assert prepare(small_run(**JUDGED, run__steps=2), SILENT).finished(told) is None
     weights = "adapter_model.safetensors"
-    for name in ("summary.json", f"adapter/{weights}", f"adapter_ema/{weights}",
+    for name in ("summary.json", f"adapter/{weights}",
                  f"adapter_best/{weights}", "adapter_best/best.json"):  # fmt: skip
         path, whole = folder / name, before[name]
         path.write_bytes(whole[:-1])
@@ -133,7 +133,7 @@ def test_a_best_adapter_without_its_weights_is_no_longer_the_best(
     nothing: Any = None
     for keeps, left in ((True, None), (False, best)):
         config = small_run(run__keep_best=keeps)
-        kept = KeptAdapters(config, tmp_path, ("", ""), *[nothing] * 4)
+        kept = KeptAdapters(config, tmp_path, ("", ""), *[nothing] * 3)
         assert kept.restore(state).best == left
     assert caplog.messages == ["adapter_best/ of step 3 was not kept: the next one is"]
 
@@ -200,13 +200,12 @@ def test_a_run_that_another_process_went_on_with_is_called_again(small_run: Smal
 def test_a_reward_model_that_is_another_one_is_written_again(tmp_path: Path) -> None:
     """Every file of a kept folder counts, although its digests fit."""
     config = reward_config(tmp_path, "rm", by_form, 1, keep_best=True)
-    config = config.with_options({"train.rows_per_step": 4, "eval.limit": 4, "train.ema": 0.5})
+    config = config.with_options({"train.rows_per_step": 4, "eval.limit": 4})
     train(config)
     run = config.run.directory / "rm"
     job, before = prepare(config, SILENT), tree_of(run)
     assert job.finished(Lines()) is not None
-    pairs = {"adapter": "score.safetensors", "adapter_best": "reward.json",
-             "adapter_ema": "adapter_config.json"}  # fmt: skip
+    pairs = {"adapter": "score.safetensors", "adapter_best": "reward.json"}
     for folder, name in pairs.items():
         shutil.copytree(run / folder, tmp_path / "kept")
         content = before[f"{folder}/{name}"]

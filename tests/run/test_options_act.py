@@ -107,7 +107,6 @@ ELSEWHERE = {
     "sample.turn_tokens": "tests/environments/test_turns.py",
     "sample.reply_tokens": "tests/environments/test_turns.py",
     "sample.environment_seconds": "tests/environments/test_turns.py",
-    "train.ema": "tests/end_to_end/test_training.py",
     "train.gradient_checkpointing": "memory alone: tests/model/plan",
     "train.router_aux_loss_coef": "of mixtures: tests/model/test_routing.py",
 }

@@ -20,7 +20,7 @@ from reason_llm.model.base import Model
 from reason_llm.model.datum import to_data
 from reason_llm.rollout import Group
 from reason_llm.train import optim
-from reason_llm.train.learner import Learner, learning, split
+from reason_llm.train.learner import learning, split
 from reason_llm.train.objectives import mean_advantage
 from reason_llm.train.scored import with_advantages
 
@@ -124,17 +124,6 @@ def test_rows_are_shuffled_by_the_seed_and_cut_into_nearly_equal_parts() -> None
     assert [len(part) for part in parts] == [2, 2, 3]
     assert sorted(chain(*parts)) == [*range(7)]
     assert parts == split(7, 3, "a") != split(7, 3, "b")
-
-
-def test_the_policy_alone_has_an_average(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = learner(model, ema=0.5, learning_rate=0.0)
-    learn(made)
-    assert optim.averaged_steps(made.optimizer) == 1
-    state = made.optimizer.state[made.parameters[0]]
-    assert torch.equal(state[optim.AVERAGE], made.parameters[0].detach())
-    monkeypatch.setattr(Model, "parameters_of", lambda model, role: made.parameters)
-    other = Learner(model, replace(made.settings, role="critic"))
-    assert optim.AVERAGE not in other.optimizer.state[other.parameters[0]]
 
 
 def test_the_kl_says_which_completions_are_good_and_how_far_they_are_apart(model: Model) -> None:

@@ -1,6 +1,5 @@
 """The schedule, and an optimizer state that goes to tensors and back."""
 
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -65,28 +64,8 @@ def test_state_survives_the_round_trip(name: str, tmp_path: Path) -> None:
     optim.allocate_state(fresh)
     shapes = {key: (t.shape, t.dtype) for key, t in optim.state_tensors(fresh).items()}
     assert shapes == {k: (t.shape, t.dtype) for k, t in optim.state_tensors(before).items()}
-    optim.allocate_average(before)  # which one that wants none does not take
-    optim.load_state_tensors(fresh, optim.state_tensors(before))
-    assert optim.state_tensors(fresh).keys() == shapes.keys()
-    assert optim.averaged_steps(fresh) == 0
-    optim.update_average(before, 0.5)
-    assert optim.averaged_steps(before) == 1
-    optim.allocate_average(fresh)
     optim.load_state_tensors(fresh, held := optim.state_tensors(before))
     assert all(torch.equal(held[key], t) for key, t in optim.state_tensors(fresh).items())
-
-
-def test_the_average_is_corrected_for_its_start_and_held_within_its_block_alone() -> None:
-    parameter = torch.nn.Parameter(torch.tensor([1.0]))
-    optimizer = optim.make_optimizer([parameter], TrainSection())
-    optim.allocate_average(optimizer)
-    for value in (1.0, 4.0):
-        parameter.data.fill_(value)
-        optim.update_average(optimizer, 0.75)
-    with suppress(KeyError), optim.averaged(optimizer):
-        assert parameter.item() == pytest.approx((0.25 * 4 + 0.75 * 0.25) / (1 - 0.75**2))
-        raise KeyError
-    assert parameter.item() == 4.0
 
 
 @pytest.mark.parametrize("key", ["2.exp_avg", "x.exp_avg", "1.row_var", "0.exp_avg"])

@@ -12,10 +12,6 @@ scores with 95 % confidence intervals. The same command resumes a stopped evalua
 
 Template, system prompt, reward, temperature and sandbox come from the run or the config; all of its
 options can be overridden."""
-SWITCHES = {
-    "generate-only": "write completions to completions.jsonl without scoring them; rows need no "
-    "answer",
-}
 
 
 def run(program: str, arguments: Sequence[str]) -> None:
@@ -49,7 +45,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
     }
     what = ("RUN|CONFIG|MODEL", "a run's folder, a config.yaml, or a model's folder or Hub id")
     description = DESCRIPTION.format(program=program)
-    line = read_command_line(program, description, what, arguments, SWITCHES, values)
+    line = read_command_line(program, description, what, arguments, {}, values)
     from reason_llm.app.console import Console
 
     Console("plain")  # sets up logging before libraries are imported

@@ -29,8 +29,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
     )
     args, config_arguments = parser.parse_known_args(arguments)
     what = ("CONFIG.yaml", WITHOUT_CONFIG)
-    line = read_command_line(f"{program} BUFFER", "", what, config_arguments, {}, in_force=True)
-    config = line.config()
+    config = read_command_line(f"{program} BUFFER", "", what, config_arguments, {}).config()
     from reason_llm.app import rescore as rescoring  # heavy: torch
     from reason_llm.run import default_target
 

@@ -42,7 +42,7 @@ def train(
 
     mistakes: list[ReasonError] = []
     what = ("CONFIG.yaml", WITHOUT_CONFIG)
-    line = read_command_line(program, description, what, arguments, switches, in_force=True)
+    line = read_command_line(program, description, what, arguments, switches)
     switches_on = line.given | asked
     if "plan" in switches_on and line.what is None and "model.path" in line.overrides:
         line.overrides.setdefault("data.train", PLANNED_ROWS)

@@ -24,7 +24,7 @@ from reason_llm.app.report.evidence import (
     unknown,
 )
 from reason_llm.app.report.rollouts import GroupFacts
-from reason_llm.config import READERS, RIGHTNESS, STAGES, LowMean
+from reason_llm.config import RIGHTNESS, STAGES
 from reason_llm.data import RolloutSide, rollout_sides, unasked_form
 from reason_llm.run import Record
 from reason_llm.score.statistics import exact_sign_flip
@@ -441,18 +441,6 @@ def chosen_falls(seen: Evidence) -> Finding:
     return alarm(text, steps)
 
 
-def low_mean(row: LowMean, seen: Evidence) -> Finding:
-    """The mean of a reader's metric over the last steps is negative."""
-    steps, values = series(seen.records, row.key)
-    if not values or steps[-1] < row.first_steps + RECENT_STEPS:
-        return unknown(f"fewer than {row.first_steps + RECENT_STEPS} steps")
-    mean = fmean(values[-RECENT_STEPS:])
-    text = row.text.format(mean=mean)
-    if mean >= 0:
-        return clear(text)
-    return alarm(text, (row.first_steps, steps[-1]))
-
-
 def overfits(seen: Evidence) -> Finding:
     """The held-out loss rises evaluation after evaluation."""
     steps, losses = series(seen.records, "eval/loss")
@@ -640,16 +628,6 @@ ALARMS: dict[str, Alarm] = {
         ("train/chosen_log_ratio", "train/rejected_log_ratio", "eval/accuracy"),
         applies=lambda seen: True,
     ),
-    **{
-        title: Alarm(
-            partial(low_mean, row),
-            row.advice,
-            row.charts,
-            applies=partial(_has_metric, f"{name}/loss"),
-        )
-        for name, reader in READERS.items()
-        for title, row in reader.alarms.items()
-    },
     "Overfitting": Alarm(
         overfits,
         charts=("eval/loss", "eval/perplexity", "train/loss"),

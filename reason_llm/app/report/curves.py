@@ -3,7 +3,6 @@
 import io
 
 from reason_llm.app.lines import mean_of
-from reason_llm.config import READERS
 from reason_llm.run import Record, accuracies
 
 
@@ -55,5 +54,4 @@ def _panels(records: list[Record], judged_by: str) -> list[list[tuple[str, str, 
         ],
         [] if samples else losses,
         [("sample/completion_tokens", "completion length, tokens", "-")],
-        *(list(reader.curves) for reader in READERS.values()),
     ]

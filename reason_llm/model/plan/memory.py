@@ -418,15 +418,13 @@ class _Draft:
         return adapters.num_parameters(folder)
 
     def _moments(self, role: str) -> int:
-        """Bytes of a role's optimizer state: the moments, and the policy's average."""
+        """Bytes of a role's optimizer state."""
         if not self.learns:
             return 0
         train, count = self.config.train, self.learned[role]
         size = count * OPTIMIZER_BYTES[train.optimizer]
         if train.optimizer == "muon" and self.is_full:
             size += 4 * min(count, self.shape.dense)
-        if role == "policy" and train.ema is not None:
-            size += 4 * count
         return int(size)
 
     @property
@@ -767,9 +765,8 @@ class _Draft:
         """While a checkpoint is written, or at the end, when the last adapter is; with the folder
         of the best adapter."""
         run, best = self.config.run, self._keeps_best * self._model_bytes
-        is_averaged = self.config.train.ema is not None
-        end = (1 + is_averaged) * self._model_bytes
-        most = run.keep_checkpoints * self._checkpoint_bytes + max(self._checkpoint_bytes, end)
+        newest = max(self._checkpoint_bytes, self._model_bytes)
+        most = run.keep_checkpoints * self._checkpoint_bytes + newest
         return int(OTHER_FILES * (most + best))
 
     @property

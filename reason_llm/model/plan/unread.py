@@ -49,7 +49,7 @@ def _with_copies(config: Config) -> tuple[Config, dict[str, str]]:
             continue
         copies[option] = copy
         if not Path(copy).is_dir():
-            export = installation.with_commands("scripts/export.py")
+            export = installation.command("export")
             size = _stored_bytes(ModelSection(path=copy))
             folder.say(
                 f"{option}={path} is in MXFP4 and is planned as its copy in bfloat16, which a run "

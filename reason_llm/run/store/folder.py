@@ -20,25 +20,17 @@ ROWS = "rows.jsonl.gz"
 """Some rows that a stage learns from, as text."""
 ANSWERS = "judge_answers.jsonl"
 """File with the answers of judges."""
-Which = Literal["last", "best", "ema"]
+Which = Literal["last", "best"]
 """Names of a run's adapters."""
 
 
-KEPT: dict[Which, str] = {"last": "adapter", "best": "adapter_best", "ema": "adapter_ema"}
+KEPT: dict[Which, str] = {"last": "adapter", "best": "adapter_best"}
 """Their folders in the run's."""
-MISSING = {
-    "best": "it has evaluated nothing, or had run.keep_best=false",
-    "ema": "it had no train.ema, or has not ended",
-}
-"""Reasons why a run has no such adapter."""
 BEST_RECORD = "best.json"
 """File in the best adapter's folder: its step, metric and value."""
 WHICH = "|".join(KEPT)
 """Values of ``--which``."""
-WHICH_HELP = (
-    "which adapter of the run: its last one, or that in adapter_best/ or adapter_ema/ "
-    "(default: last)"
-)
+WHICH_HELP = "which adapter of the run: its last one, or that in adapter_best/ (default: last)"
 
 
 def kept_name(which: Which, train: str) -> str:
@@ -150,7 +142,7 @@ def refuse_which(which: Which, what: str) -> None:
 
 def find_adapter(run: Path, which: Which = "last") -> Path:
     """Folder of a run's latest adapter: the final one, or that of the newest checkpoint while the
-    run has not ended or continues from its end; of its best evaluation; or the average.
+    run has not ended or continues from its end; or that of its best evaluation.
 
     Raises:
         CheckpointError: the run has none.
@@ -160,8 +152,8 @@ def find_adapter(run: Path, which: Which = "last") -> Path:
         if holds_policy(final):
             return final
         raise CheckpointError(
-            f"{run} holds no {KEPT[which]}/: {MISSING[which]}; leave --which {which} out for its "
-            "last adapter"
+            f"{run} holds no {KEPT[which]}/: it has evaluated nothing, or had run.keep_best=false; "
+            f"leave --which {which} out for its last adapter"
         )
     newest = _newest_checkpoint(run)
     if holds_policy(final) and (newest is None or step_of(newest) <= (finished_steps(run) or 0)):
@@ -177,8 +169,7 @@ def learned_steps(run: Path, adapter: Path) -> int | None:
     """Number of steps that an adapter from ``find_adapter`` has learned; None if unknown."""
     if adapter == place_of(run, "best"):
         return best_step(run)
-    is_last = adapter in (place_of(run, "last"), place_of(run, "ema"))
-    return finished_steps(run) if is_last else step_of(adapter)
+    return finished_steps(run) if adapter == place_of(run, "last") else step_of(adapter)
 
 
 def best_step(run: Path) -> int | None:

@@ -1,5 +1,5 @@
-"""The adapters, or whole models, that a run keeps in separate folders: the last one, the average
-(train.ema) and that of the best evaluation.
+"""The adapters, or whole models, that a run keeps in separate folders: the last one and that of the
+best evaluation.
 
 The best one's weights are in every checkpoint from then on (``best.adapter_model.safetensors``), so
 that a run resumed from any of them has it again.
@@ -8,13 +8,12 @@ that a run resumed from any of them has it again.
 import hashlib
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
-import torch
 from torch import Tensor
 
 from reason_llm.config import Config
@@ -36,7 +35,6 @@ from reason_llm.run.store.checkpoint import RunState
 from reason_llm.run.store.folder import BEST_RECORD, KEPT, Which, kept_name
 from reason_llm.run.store.metrics import MetricsLog, Record
 from reason_llm.run.store.writer import BackgroundWriter
-from reason_llm.train import optim
 
 OF_BEST = "best."
 """First part of the names of the best adapter's files in a checkpoint."""
@@ -59,8 +57,6 @@ class KeptAdapters:
     digests: tuple[str, str]
     """Digests of the base's config and of the prompts' form."""
     model: Model
-    optimizer: torch.optim.Optimizer
-    """The policy's optimizer."""
     log: MetricsLog
     writer: BackgroundWriter
     files: dict[str, Mapping[str, Tensor] | Path] = field(default_factory=dict)
@@ -103,33 +99,19 @@ class KeptAdapters:
         if is_new and (best := self._best_of(state)) is not None:
             self._submit(state.folder, best)
 
-    def finish(self, step: int, judge: Callable[[], Record]) -> None:
-        """Write the last adapter, and the average if there is one.
-
-        Args:
-            judge: measures the model on the held-out rows.
-        """
-        self._write_end("last", step, self._records(step))
-        if optim.averaged_steps(self.optimizer):
-            reason = f"An exponential moving average (train.ema={self.config.train.ema})."
-            with optim.averaged(self.optimizer):
-                records = [judge()] if self.config.of_stage.scores else []
-                self._write_end("ema", step, records, reason)
+    def finish(self, step: int) -> None:
+        """Write the last adapter."""
+        with replacing_folder(self._folder_of("last")) as folder:
+            self.model.snapshot().write(folder)
+            if (head := self.model.heads.get("policy")) is not None:
+                score_head.save(score_head.state(head), folder)
+            self._describe(folder, step, self._records(step), "")
 
     def _best_of(self, state: RunState) -> Best | None:
         return state.best if self.config.run.keep_best else None
 
     def _folder_of(self, which: Which) -> Path:
         return self.run / kept_name(which, self.config.model.train)
-
-    def _write_end(
-        self, which: Which, step: int, records: Sequence[Record], reason: str = ""
-    ) -> None:
-        with replacing_folder(self._folder_of(which)) as folder:
-            self.model.snapshot().write(folder)
-            if (head := self.model.heads.get("policy")) is not None:
-                score_head.save(score_head.state(head), folder)
-            self._describe(folder, step, records, reason)
 
     def _submit(self, checkpoint: Path, best: Best) -> None:
         """Write the best adapter's folder from a checkpoint, after that is on disk."""

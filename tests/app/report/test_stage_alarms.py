@@ -68,19 +68,6 @@ def test_accuracy_falls_while_the_pairs_come_into_order() -> None:
         assert not raised(alarms.accuracy_falls(seen(healthy)))
 
 
-def test_a_critic_that_explains_nothing() -> None:
-    key = "critic/explained_variance"
-
-    def found(*values: float) -> Finding:
-        return alarms.ALARMS["The critic explains nothing"].check(seen(steps(key, values), "rl"))
-
-    assert raised(found(*[-0.1] * 30))
-    assert found(*[-0.1] * 24).state == "unknown"  # it may still know nothing
-    assert found(*[-0.5] * 20, *[0.1] * 10).state == "clear"
-    assert found(*[0.3] * 20, *[-0.01] * 5).steps == (20, 25)
-    assert found().state == "unknown"
-
-
 def test_overfitting() -> None:
     def found(*losses: float) -> Finding:
         return alarms.overfits(seen(steps("eval/loss", losses), "sft"))
@@ -114,9 +101,8 @@ OF_ROLLOUTS = [title for title in list(alarms.ALARMS)[:12] if title != FALLS]
 
 
 def test_a_stage_has_the_checks_that_mean_something_for_it() -> None:
-    pairs, critic, overfitting, endless, nothing, memory = (
+    pairs, overfitting, endless, nothing, memory = (
         "Pairs in order, policy broken",
-        "The critic explains nothing",
         "Overfitting",
         "Most completions have no end",
         "Nothing is learned",
@@ -133,8 +119,8 @@ def test_a_stage_has_the_checks_that_mean_something_for_it() -> None:
         found = alarms.judge(seen([{"step": 1}], stage))
         assert {*found} == {*titles}, stage
         assert not any(map(raised, found.values()))
-    with_critic = alarms.judge(seen([{"step": 1, "critic/loss": 1.0}], "rl"))
-    assert {*with_critic} == {*OF_ROLLOUTS, critic, endless, nothing, memory}
+    of_rollouts = alarms.judge(seen([{"step": 1}], "rl"))
+    assert {*of_rollouts} == {*OF_ROLLOUTS, endless, nothing, memory}
     answering = [
         {"step": 0, "eval/accuracy": 0.5, "eval/problems": 64},
         {"step": 9, "eval/accuracy": 0.0},
