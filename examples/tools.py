@@ -28,7 +28,7 @@ from reason_llm.score.code import Sandbox
 
 MOST_CHARACTERS = 4000
 SESSION = """
-import ast, contextlib, io, json
+import ast, contextlib, io, json, sys
 
 def run(source, names):
     body = ast.parse(source).body
@@ -38,7 +38,7 @@ def run(source, names):
     if value is not None:
         print(repr(value))
 
-*earlier, newest = json.load(open("programs.json"))
+*earlier, newest = json.load(sys.stdin)
 names = {"__name__": "__main__"}
 for program in earlier:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(BaseException):
@@ -75,7 +75,7 @@ class Python(Tools):
             code: The program.
         """
         programs = [*self.programs, code]
-        ended = sandbox().run(SESSION, files={"programs.json": json.dumps(programs)})
+        ended = sandbox().run(SESSION, stdin=json.dumps(programs))
         if ended.limit is None:
             self.programs = programs
         said = ended.stdout

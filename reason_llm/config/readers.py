@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from reason_llm.config.types import Count, Fraction, NonNegative, Section, Whole
+from reason_llm.config.types import Count, Fraction, NonNegative, Section, ServiceSection, Whole
 
 Rule = tuple[Callable[[Any, Any], bool], str]
 """(whether the options contradict each other, message); of the config and the algorithm's row."""
@@ -41,7 +41,7 @@ class CriticSection(Section):
     finished answers only, so it needs warmup_steps. null: a new adapter and a zero head."""
 
 
-class TeacherSection(Section):
+class TeacherSection(ServiceSection):
     """Teacher of algorithm.name opd."""
 
     adapter: Path | None = None
@@ -53,6 +53,9 @@ class TeacherSection(Section):
     base."""
     quantize: Literal["none", "nf4"] = "none"
     """Quantisation of teacher.model, as in model.quantize."""
+    url: str | None = None
+    """Address of a vLLM server, such as http://localhost:8000/v1, that returns the log-probs of the
+    sampled tokens (prompt_logprobs); teacher.model is then the model's name there."""
     prompt: str | None = None
     """Prompt of the teacher, with {prompt} and {answer}, for example a hint that the student does
     not get. null: the student's prompt."""
@@ -146,6 +149,8 @@ class ReaderRow:
     """Rules of its options."""
     needs_frozen_base: tuple[Rule, ...] = ()
     """Uses that contradict model.train=full: (whether it is so, what)."""
+    changes: Mapping[str, Literal["free", "warn"]] = field(default_factory=dict)
+    """Its options that may change when a run is resumed."""
     watched: Mapping[str, str] = field(default_factory=dict)
     """Texts of the console, by the metric that each shows."""
 
@@ -208,7 +213,7 @@ READERS: dict[str, ReaderRow] = {
         ),
         named_adapters=lambda c: {"teacher.adapter": c.teacher.adapter},
         model=lambda c: (
-            None if c.teacher.model is None
+            None if c.teacher.model is None or c.teacher.url
             else {"path": c.teacher.model, "quantize": c.teacher.quantize}
         ),
         reads_base=lambda c: c.samples and c.algorithm.row().teacher,
@@ -217,7 +222,7 @@ READERS: dict[str, ReaderRow] = {
         ),
         prompt=lambda c: c.teacher.prompt,
         text_only=lambda c: (
-            f"teacher.{name}" for name in ("prompt", "model")
+            f"teacher.{name}" for name in ("prompt", "model", "url")
             if getattr(c.teacher, name) is not None
         ),
         contradictions=(
@@ -234,10 +239,27 @@ READERS: dict[str, ReaderRow] = {
              "teacher.adapter={c.teacher.adapter} contradicts teacher.model={c.teacher.model}: the "
              "adapter belongs to the student's base; leave one of them out, or merge the adapter "
              "into the model"),
-            (lambda c, row: c.teacher.quantize != "none" and c.teacher.model is None,
-             "teacher.quantize={c.teacher.quantize} contradicts teacher.model=null: it applies to "
-             "a separate teacher; leave it out"),
-            (lambda c, row: c.teacher.model is not None and c.model.backend == "unsloth",
+            (lambda c, row: c.teacher.quantize != "none" and (
+                c.teacher.model is None or c.teacher.url is not None
+             ),
+             "teacher.quantize={c.teacher.quantize} contradicts teacher.model={c.teacher.model} or "
+             "teacher.url={c.teacher.url}: it applies to a teacher model that is loaded here; "
+             "leave it out"),
+            (lambda c, row: c.teacher.url is not None and c.teacher.model is None,
+             "teacher.url={c.teacher.url} needs teacher.model, the name of the model there"),
+            (lambda c, row: c.teacher.url is not None and c.sample.temperature != 1,
+             "teacher.url={c.teacher.url} contradicts sample.temperature={c.sample.temperature}: a "
+             "server returns log-probs at temperature 1; set it to 1, or load teacher.model here"),
+            (lambda c, row: c.teacher.url is None and any(
+                getattr(c.teacher, name) != TeacherSection.model_fields[name].default
+                for name in ServiceSection.model_fields
+             ),
+             "teacher.timeout_seconds or key_env contradicts teacher.url=null: they "
+             "apply to a server; set teacher.url, or leave them out"),
+            (lambda c, row: (
+                c.teacher.model is not None and c.teacher.url is None
+                and c.model.backend == "unsloth"
+             ),
              "teacher.model={c.teacher.model} contradicts model.backend=unsloth, which patches all "
              "models of the process; set model.backend to native"),
         ),
@@ -245,6 +267,10 @@ READERS: dict[str, ReaderRow] = {
             (lambda c, row: c.teacher.adapter is not None,
              "teacher.adapter={c.teacher.adapter}"),
         ),
+        changes={
+            "teacher.timeout_seconds": "free",
+            "teacher.key_env": "free", "teacher.url": "warn",
+        },
         watched={"train/teacher_kl": "KL to the teacher {:.3g}"},
     ),
     "reward_model": ReaderRow(

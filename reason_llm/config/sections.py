@@ -873,6 +873,7 @@ CHANGES: dict[str, Literal["free", "warn"]] = {
         ),
         "warn",
     ),
+    **{name: how for reader in READERS.values() for name, how in reader.changes.items()},
 }
 """Options that may change when a run is resumed, as dotted prefixes; all others may not. ``free``:
 the adapter is the same. ``warn``: the adapter changes, perhaps only in its bits, and the run

@@ -1,17 +1,20 @@
 """The teacher of opd, which adds the column ``teacher_logprobs`` to a step's rollouts. It is an
 adapter over the base, or the base with a longer prompt; or another model, which is on the GPU only
-between sampling and learning."""
+between sampling and learning; or a vLLM server, which reads the rollouts' token ids."""
 
+import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 
-from reason_llm.config import Config, ModelSection
+from reason_llm.config import Config, ModelSection, TeacherSection
 from reason_llm.data import Data
-from reason_llm.errors import ModelError, TrainingError
+from reason_llm.errors import ModelError, TrainingError, one_line
 from reason_llm.model import (
     Datum,
     MicroBatch,
@@ -26,12 +29,19 @@ from reason_llm.model import (
 )
 from reason_llm.model.plan import Shape, Subject, naming_section
 from reason_llm.readers.reader import Base, OutsideReader, Progress, Reader
+from reason_llm.score import service
 from reason_llm.train import (
     Learner,
     MicroBatches,
     RoleReader,
     ending_out_of_memory,
 )
+
+AT_ONCE = 16
+"""Requests to a server at the same time."""
+PROBED_TOKENS = 4096
+"""Tokens of the vocabulary, evenly spread, whose text a server must read as the student does."""
+
 
 COLUMN = "teacher_logprobs"
 Prompts = Mapping[tuple[int, ...], tuple[int, ...]]
@@ -149,11 +159,85 @@ class TeacherModel(_Teacher, OutsideReader):
         ]
 
 
+class _Logprob(BaseModel):
+    logprob: float
+
+
+class _TeacherChoice(BaseModel):
+    prompt_logprobs: list[dict[int, _Logprob] | None]
+
+
+class _TeacherAnswer(BaseModel):
+    choices: Annotated[list[_TeacherChoice], Field(min_length=1)]
+
+
+class _Tokens(BaseModel):
+    tokens: list[int]
+
+
+@dataclass(eq=False)
+class TeacherService(_Teacher, OutsideReader):
+    """A teacher behind a URL, asked for the log-prob of each sampled token as one of a prompt."""
+
+    section: TeacherSection
+    server: service.Service
+    prompts: Prompts = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """See ``Reader``."""
+        return [f"the teacher is {self.section.model} at {self.section.url}"]
+
+    def read(self, data: Sequence[Datum], learner: Learner, progress: Progress) -> list[Datum]:
+        """See ``TeacherModel.read``; at temperature 1. Raises TrainingError: the server returns no
+        log-probs."""
+        teacher_rows = [self.with_teacher_prompt(row) for row in data]
+        rows = list[Datum]()
+        pool = ThreadPoolExecutor(AT_ONCE)
+        try:
+            for datum, logprobs in zip(data, pool.map(self._logprobs, teacher_rows), strict=True):
+                rows.append(datum.with_trained(COLUMN, logprobs))
+                progress(1)
+        except (ValueError, ConnectionError, TimeoutError) as error:
+            raise TrainingError(
+                f"teacher.url: {one_line(error)}; set it to a vLLM server of teacher.model="
+                f"{self.section.model}, and call the same command again: what was sampled is kept"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return rows
+
+    def _logprobs(self, row: Datum) -> torch.Tensor:
+        """Log-probs of the row's trained tokens."""
+        body = {
+            "model": self.section.model,
+            "prompt": row.ids.tolist(),
+            "max_tokens": 1,
+            "prompt_logprobs": 0,
+        }
+        answer = self.server.ask(body, (64 + row.num_tokens) << 10)
+        try:
+            prompt_logprobs = _TeacherAnswer.model_validate_json(answer).choices[0].prompt_logprobs
+            pairs = zip(prompt_logprobs, row.ids.tolist(), row.trained, strict=True)
+            logprobs = [(at or {})[id].logprob for at, id, is_trained in pairs if is_trained]
+        except (ValidationError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"its answer has no prompt_logprobs of the {row.num_tokens} tokens of {row.name}"
+            ) from error
+        if not all(math.isfinite(logprob) and logprob <= 1e-3 for logprob in logprobs):
+            raise ValueError(f"its answer has a value that is not a log-prob, for {row.name}")
+        return torch.tensor(logprobs)
+
+
 def opened(config: Config, subject: Subject, base: Base) -> Sequence[Reader]:
     """The teacher of an algorithm that has one; raises ModelError."""
     section = config.teacher
     if config.stage != "rl" or not config.algorithm.row().teacher:
         return ()
+    if section.url is not None:
+        check_service(section.url, section, subject.tokenizer)
+        url = f"{section.url}/completions"
+        server = service.Service("the teacher", url, section, TrainingError)
+        return (TeacherService(section, server),)
     if (other := config.reader_models.get("teacher")) is not None:
         return (_checked(other, subject),)
     if section.adapter is not None:
@@ -179,3 +263,26 @@ def _checked(section: ModelSection, subject: Subject) -> TeacherModel:
             f"write {subject.vocabulary}; name another teacher"
         )
     return TeacherModel(section, context)
+
+
+def check_service(url: str, section: TeacherSection, tokenizer: Any) -> None:
+    """Check that a teacher behind a URL has the student's tokenizer; raises ModelError if not."""
+    step = max(1, len(tokenizer) // PROBED_TOKENS)
+    text = " ".join(tokenizer.decode([id]) for id in range(0, len(tokenizer), step))
+    body = {"model": section.model, "prompt": text, "add_special_tokens": False}
+    url = url.removesuffix("/v1") + "/tokenize"
+    server = service.Service("the teacher", url, section, TrainingError)
+    try:
+        answer = server.ask(body, 1 << 20)
+        tokens = _Tokens.model_validate_json(answer).tokens
+    except (ValueError, ConnectionError, TimeoutError) as error:
+        raise ModelError(
+            f"teacher.url: it does not answer on /tokenize ({one_line(error)[:300]}); start vLLM's "
+            "server there"
+        ) from error
+    is_same = tokens == tokenizer.encode(text, add_special_tokens=False)
+    if not is_same:
+        raise ModelError(
+            f"teacher.url={section.url}: {section.model} has another tokenizer than the model that "
+            "learns, so it cannot read the same token ids; serve a model of the same family"
+        )
