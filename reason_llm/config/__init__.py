@@ -37,7 +37,7 @@ from reason_llm.config.functions import PYTHON
 from reason_llm.config.installation import command
 from reason_llm.config.pairs import PAIR_FORMS, PairForm, PairsSection
 from reason_llm.config.preferences import PreferenceRow
-from reason_llm.config.readers import READER_REWARDS, READERS, CriticSection
+from reason_llm.config.readers import READER_REWARDS, READERS, CriticSection, TeacherSection
 from reason_llm.config.score import RIGHTNESS, RewardSpec, ScoreSection, is_right
 from reason_llm.config.sections import (
     AdapterSection,
