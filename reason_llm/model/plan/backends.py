@@ -12,7 +12,8 @@ from reason_llm.errors import ConfigError
 from reason_llm.model import attention as packed_attention, multimodal, routing
 from reason_llm.model.adapters import expert_weights
 from reason_llm.model.base import weights_dtype
-from reason_llm.model.families import WITHOUT_VLLM
+from reason_llm.model.families import KEYS_ARE_VALUES, WITHOUT_VLLM
+from reason_llm.model.plan.unread import NO_VLLM
 from reason_llm.model.vllm import unsloth
 from reason_llm.model.vllm.shared_weights import attention_for
 
@@ -160,7 +161,7 @@ def _engine(config: Config, described: PretrainedConfig, device: torch.device) -
         return "transformers", f"without vLLM: stage={config.stage} samples nothing here"
     if (why_not := unfit_for_vllm(config, described)) is not None:
         if engine == "vllm":
-            raise contradiction(why_not)
+            raise ConfigError(NO_VLLM.format(why_not))
         return "transformers", f"sampling with transformers: {why_not}"
     if engine == "vllm" and not installed:
         raise ConfigError(f"sample.engine=vllm, but vLLM is not installed; {INSTALL_VLLM}")
@@ -188,14 +189,6 @@ def _engine(config: Config, described: PretrainedConfig, device: torch.device) -
     return "vllm", "sampling with vllm, over the learner's own weights"
 
 
-def contradiction(why_not: str) -> ConfigError:
-    """The error that a model is asked to be sampled with vLLM, and cannot."""
-    return ConfigError(
-        f"{why_not} contradicts sample.engine=vllm, which needs safetensors of a model that it "
-        "knows, and no adapter on head or experts; set sample.engine to transformers"
-    )
-
-
 def unfit_for_vllm(config: Config, described: PretrainedConfig) -> str | None:
     """Reason why this model is sampled with transformers; None if vLLM can."""
     model, text = config.model, described.get_text_config(decoder=True)
@@ -205,10 +198,7 @@ def unfit_for_vllm(config: Config, described: PretrainedConfig) -> str | None:
     )
     reasons = {
         f"model_type={family} ({WITHOUT_VLLM.get(family)})": family in WITHOUT_VLLM,
-        "attention_k_eq_v=true in config.json (vLLM 0.32 applies an adapter on k_proj to the keys, "
-        "and not to the values, which are the same here; name model.adapter.targets without it)": (
-            adapts_keys and bool(getattr(text, "attention_k_eq_v", False))
-        ),
+        KEYS_ARE_VALUES: adapts_keys and bool(getattr(text, "attention_k_eq_v", False)),
         "model.trust_remote_code=true": model.trust_remote_code,
         "model.adapter.targets with the head": model.adapter.adapts_head,
         "model.adapter.target_parameters with experts": bool(model.adapter.target_parameters),

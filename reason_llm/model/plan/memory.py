@@ -139,8 +139,6 @@ class Plan:
     """Reason why there are no tiles where a micro-batch has more tokens."""
     downloads: tuple[tuple[str, int], ...] = ()
     """Hub ids whose weights are not in the cache, and the bytes of these."""
-    copies_bytes: int = 0
-    """Disk of the copies in bfloat16 that are yet to be made of models in MXFP4."""
 
     @property
     def peak(self) -> Line:
@@ -189,11 +187,10 @@ class Plan:
         rows += [f"disk: downloads {size / 1e9:.1f} GB of {name}" for name, size in self.downloads]
         run = self.config.run
         written = f"disk: writes checkpoints of {_shown(self.checkpoint_bytes)}"
-        most = self.written_bytes + sum(size for _, size in self.downloads) + self.copies_bytes
+        most = self.written_bytes + sum(size for _, size in self.downloads)
         kept = "models" if self.config.model.train == "full" else "adapters"
         written += f" and keeps {run.keep_checkpoints}; at most {_shown(most)} at once (one being "
-        written += f"written, the kept {kept}{', what is downloaded' * bool(self.downloads)}"
-        written += f"{', the copy in bfloat16' * bool(self.copies_bytes)})"
+        written += f"written, the kept {kept}{', what is downloaded' * bool(self.downloads)})"
         if self.config.samples and run.keep_buffers_gib:
             written += f", and rollouts of up to {run.keep_buffers_gib:g} GiB"
         rows.append(written)

@@ -189,19 +189,6 @@ def test_the_line_says_what_it_leaves_out(plan: Command) -> None:
     assert "; not counted: starts and saves, float32 (counted at bfloat16's speed)" in said
 
 
-def test_the_copy_in_bfloat16_of_a_model_in_mxfp4_is_on_the_disk_too(plan: Command) -> None:
-    """13.8 GB are downloaded, and the copy has 41.8 GB."""
-    name = "math_gpt-oss-20b_48gb.yaml"
-    alone = re.search(r"at most ([\d.]+) GiB at once", plan(name))
-    said = plan(name, "--model.path", "openai/gpt-oss-20b")
-    both = re.search(
-        r"at most ([\d.]+) GiB at once \(one being written, the kept adapters, what is downloaded, "
-        r"the copy in bfloat16\)", said,
-    )  # fmt: skip
-    assert alone is not None and both is not None
-    assert float(both[1]) - float(alone[1]) == pytest.approx((13.8e9 + 41.8e9) / 2**30, abs=0.1)
-
-
 @pytest.mark.parametrize(
     ("config", "options", "told"),
     [
