@@ -14,7 +14,7 @@ from reason_llm.files import cached, read_bounded
 from reason_llm.model import folder, multimodal
 from reason_llm.model.families import KEYS_ARE_VALUES, NO_NF4
 from reason_llm.model.plan.layers import LAYERS
-from reason_llm.model.plan.shape import DROPS, SCORES, Shape, kept_by
+from reason_llm.model.plan.shape import Shape, kept_by
 from reason_llm.model.plan.shipped import FAMILIES, SHAPES, SIZES, TOWERS, WHOLE, known
 from reason_llm.model.positions import is_plain, scaling_note
 
@@ -126,7 +126,7 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         experts=count * layers.experts * layers.of_expert,
         active_experts=count * layers.active * layers.of_expert,
         routed=layers.experts * count,
-        untiled=SCORES if held.has_scores else DROPS if drops else layers.untiled,
+        untiled=held.has_scores or drops or layers.untiled,
         states=layers.states,
         windows=layers.windows,
     )

@@ -114,14 +114,8 @@ def outside_models(config: Config, machine: Machine) -> Iterator[OutsideModel]:
     for name, section in config.reader_models.items():
         with naming_section(name):
             shape = shape_of(section)
-        kinds = [section.quantize]
-        if kinds == ["none"] and machine.kind == "cuda" and shape.can_pack:
-            kinds.append("nf4")
-        found, *packed = (
-            _like_the_base(name, kind, shape, element_bytes(config, machine, kind))
-            for kind in kinds
-        )
-        yield replace(found, packed=packed[0] if packed else None)
+        size = element_bytes(config, machine, section.quantize)
+        yield _like_the_base(name, section.quantize, shape, size)
 
 
 def _like_the_base(name: str, kind: str, shape: Shape, size: int) -> OutsideModel:
