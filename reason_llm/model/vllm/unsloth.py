@@ -67,8 +67,6 @@ def unfit(config: ModelSection, text: PretrainedConfig, device: torch.device) ->
         return f"sliding_window={text.sliding_window} is untested in Unsloth's attention"
     if getattr(text, "quantization_config", None) is not None:
         return "the checkpoint is quantised already; take the unquantised one"
-    if config.dtype == "float32":  # [zoo] load_vllm raises NotImplementedError
-        return "Unsloth with vLLM has no float32; set model.dtype to bfloat16"
     if config.adapter.rank > MAX_LORA_RANKS[-1]:
         return f"model.adapter.rank={config.adapter.rank} is more than {MAX_LORA_RANKS[-1]}"
     return None
