@@ -105,13 +105,12 @@ class Picture:
         """See ``data.attachments``."""
         return "image"
 
-    def pixels(self, least: int = 0) -> Pillow.Image:
-        """The image, upright and in RGB; with ``least``, maybe smaller, but with so many pixels a
-        side. Raises DataError: its file was changed."""
+    def pixels(self) -> Pillow.Image:
+        """The image, upright and in RGB. Raises DataError: its file was changed."""
         content = self.held or _read(self.path, Path(self.path))
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise DataError(f"{self.path} was changed since the data was read; restore it")
-        return decoded(self.path, content, least)
+        return decoded(self.path, content)
 
 
 def thumbnail(record: Attachment) -> tuple[str, str]:
@@ -126,7 +125,7 @@ def _thumbnail(image: Image) -> tuple[str, str]:
     if not image.path:
         return name, ""
     try:
-        pixels = Picture(image.sha256, image.path, (0, 0)).pixels(THUMBNAIL_SIDE)
+        pixels = Picture(image.sha256, image.path, (0, 0)).pixels()
     except DataError:
         return f"{name}, which is gone or was changed", ""
     buffer = BytesIO()
@@ -269,13 +268,11 @@ def read_picture(where: str, cell: Any, folder: Path) -> Picture:
     return Picture(hashlib.sha256(content).hexdigest(), path, size, held)
 
 
-def decoded(what: str, content: bytes, least: int = 0) -> Pillow.Image:
+def decoded(what: str, content: bytes) -> Pillow.Image:
     """The pixels of a file's bytes, upright and in RGB."""
     try:
         with Pillow.open(BytesIO(content), formats=FORMATS) as image:
             _check_pixels(what, image.size)
-            if least:
-                image.draft("RGB", (least, least))  # a JPEG is then decoded at part of its size
             return ImageOps.exif_transpose(image).convert("RGB")
     except DataError:
         raise

@@ -66,41 +66,6 @@ def unfit(text: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> s
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Positions of each of the N tokens among the M gathered keys; S tokens have several, at most R
-    each."""
-
-    index_M: Tensor
-    """The token of each gathered key."""
-    first_N: Tensor
-    """The first place of each token."""
-    shared_S: Tensor
-    """The tokens with more than one place."""
-    all_SR: Tensor
-    """Their places; of a token with fewer than R, the last one again."""
-    is_place_SR1: Tensor | None
-    """True where a place in this table is real; None if all are."""
-
-    @classmethod
-    def of(cls, index_M: NDArray[np.int64]) -> "Places":
-        """The places of the tokens in ``index_M``, which has each of them."""
-        places_M, counts_N = index_M.argsort(kind="stable"), np.bincount(index_M)
-        ends_N = counts_N.cumsum()
-        shared_S = np.flatnonzero(counts_N > 1)
-        counts_S1, times = counts_N[shared_S, None], np.arange(counts_N.max())
-        starts_S1 = ends_N[shared_S, None] - counts_S1
-        all_SR = places_M[starts_S1 + np.minimum(times, counts_S1 - 1)]
-        is_place_SR = times < counts_S1
-        return cls(
-            index_M=torch.from_numpy(index_M),
-            first_N=torch.from_numpy(places_M[ends_N - counts_N]),
-            shared_S=torch.from_numpy(shared_S),
-            all_SR=torch.from_numpy(all_SR),
-            is_place_SR1=None if is_place_SR.all() else torch.from_numpy(is_place_SR[..., None]),
-        )
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
     """Query and key ranges of the segments: the queries and the keys of segment s end together."""
@@ -111,8 +76,8 @@ class Segments:
     prompt_starts: tuple[int | None, ...]
     """Place at which the prompt of each segment begins, of which it has the keys but not the
     queries; None for a whole row."""
-    keys: Places | None
-    """Position in the row of each gathered key; None: every segment sees only its own tokens."""
+    index_M: Tensor | None
+    """Place in the row of each gathered key; None: every segment sees only its own tokens."""
     query_ends: Tensor
     """(S + 1,) int32, from 0: the sums of the lengths, on the model's device."""
     key_ends: Tensor
@@ -141,39 +106,34 @@ class Segments:
             tuple(query_lengths),
             tuple(key_lengths),
             tuple(starts),
-            None if index_M is None else Places.of(index_M),
+            None if index_M is None else torch.from_numpy(index_M),
             query_ends,
             key_ends,
         )
 
 
-def _gathered(x_1KND: Tensor, places: Places) -> Tensor:
+def _gathered(x_1KND: Tensor, index_M: Tensor) -> Tensor:
     """The keys, or values, (1, K, M, D) that the segments see."""
     if x_1KND.device.type == "cpu" and x_1KND.dtype.itemsize > 2:
-        return x_1KND.index_select(2, places.index_M)
-    gathered: Tensor = _Gather.apply(x_1KND, places)
+        return x_1KND.index_select(2, index_M)
+    gathered: Tensor = _Gather.apply(x_1KND, index_M)
     return gathered
 
 
 class _Gather(torch.autograd.Function):
-    """``index_select`` whose backward pass adds in float32, in an order that is always the same;
-    torch's adds in 16 bits, and by atomics on a GPU."""
+    """``index_select`` whose backward pass adds in float32; torch's adds in 16 bits."""
 
     @staticmethod
-    def forward(ctx: Any, x_1KND: Tensor, places: Places) -> Tensor:
-        ctx.places = places
-        return x_1KND.index_select(2, places.index_M)
+    def forward(ctx: Any, x_1KND: Tensor, index_M: Tensor) -> Tensor:
+        ctx.index_M, ctx.shape = index_M, x_1KND.shape
+        return x_1KND.index_select(2, index_M)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_1KMD: Tensor) -> tuple[Tensor, None]:
-        places: Places = ctx.places
-        total_1KND = gradient_1KMD[:, :, places.first_N]
-        all_1KSRD = gradient_1KMD[:, :, places.all_SR]
-        if places.is_place_SR1 is not None:
-            all_1KSRD *= places.is_place_SR1
-        shared_1KSD = all_1KSRD.sum(3, dtype=torch.float32).to(total_1KND.dtype)
-        return total_1KND.index_copy_(2, places.shared_S, shared_1KSD), None
+        total_1KND = gradient_1KMD.new_zeros(ctx.shape, dtype=torch.float32)
+        total_1KND.index_add_(2, ctx.index_M, gradient_1KMD.float())
+        return total_1KND.to(gradient_1KMD.dtype), None
 
 
 def attend(
@@ -190,8 +150,8 @@ def attend(
     Args:
         sliding_window: how many keys a query sees, its own among them; None for all before it.
     """
-    if (places := segments.keys) is not None:
-        key_1KND, value_1KND = (_gathered(x, places) for x in (key_1KND, value_1KND))
+    if (index_M := segments.index_M) is not None:
+        key_1KND, value_1KND = (_gathered(x, index_M) for x in (key_1KND, value_1KND))
     if query_1HND.device.type == "cuda":
         return _flash(query_1HND, key_1KND, value_1KND, segments, scaling, sliding_window)
     # SDPA has no segments of different lengths, as FlashAttention has on a GPU: a call for each.

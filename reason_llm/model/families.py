@@ -26,6 +26,18 @@ WITHOUT_VLLM = {
 }
 """Families that vLLM does not sample, with the reason."""
 
+KEYS_ARE_VALUES = (
+    "attention_k_eq_v=true in config.json (vLLM 0.32 applies an adapter on k_proj to the keys, and "
+    "not to the values, which are the same here; name model.adapter.targets without it)"
+)
+"""Reason why vLLM does not sample such a model with an adapter on k_proj."""
+
+NO_NF4 = (
+    "is a mixture, and the weights of its experts are not linear layers, so they would stay as "
+    "they are; set model.quantize to none"
+)
+"""Reason why NF4 is refused for mixtures."""
+
 UNADAPTED = dict.fromkeys(("falcon_h1", "granitemoehybrid", "nemotron_h"), "out_proj")
 """Last name of the layer whose weight kernels read past the layer, and so without its adapter: that
 of Mamba. PEFT 0.21 refuses it for all but Granite's."""

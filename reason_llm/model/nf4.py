@@ -28,6 +28,7 @@ from transformers.pytorch_utils import Conv1D
 from reason_llm.config import installation
 from reason_llm.errors import ModelError
 from reason_llm.model import adapters
+from reason_llm.model.families import NO_NF4
 
 
 def config_for(dtype: torch.dtype, unpacked: Sequence[str] = ()) -> BitsAndBytesConfig:
@@ -100,11 +101,7 @@ def check(model: Any, path: str) -> None:
     it has none."""
     head = model.get_output_embeddings()
     if adapters.expert_weights(model):
-        raise ModelError(
-            f"model.quantize=nf4: {path} ({model.config.model_type}) is a mixture, and the weights "
-            "of its experts are not linear layers, so they would stay as they are; set "
-            "model.quantize to none"
-        )
+        raise ModelError(f"model.quantize=nf4: {path} ({model.config.model_type}) {NO_NF4}")
     if not any(can_pack(module) and module is not head for module in model.modules()):
         raise ModelError(
             f"model.quantize=nf4: {path} ({model.config.model_type}) has linear layers of its own "

@@ -51,10 +51,15 @@ def extend(config: Any, tokens: int | None) -> Any:
 def note(path: str, config: Any, tokens: int | None) -> str | None:
     """A line on how the positions are scaled; None if they are not. Raises ModelError: as
     ``keys``."""
-    if not (scaling := keys(config, tokens)):
+    if tokens is None or not (scaling := keys(config, tokens)):
         return None
-    rope = scaling["rope_parameters"]
+    positions = scaling["rope_parameters"]["original_max_position_embeddings"]
+    return scaling_note(path, positions, tokens)
+
+
+def scaling_note(path: str, positions: int, tokens: int) -> str:
+    """The line for a model with so many positions."""
     return (
-        f"model.context_tokens={tokens} exceeds the {rope['original_max_position_embeddings']} "
-        f"positions of {path}: YaRN scales them by {rope['factor']:.4g}, in short texts too"
+        f"model.context_tokens={tokens} exceeds the {positions} positions of {path}: YaRN scales "
+        f"them by {tokens / positions:.4g}, in short texts too"
     )

@@ -29,22 +29,15 @@ from reason_llm.model.sizes import TILE_TOKENS
 Run = Callable[[Tensor], Tensor]
 
 
-def unfit(decoder: nn.Module) -> str | None:
-    """Reason why the feed-forwards of a model do not pass backward in tiles; None if they do. Other
-    wide parts of a layer, such as experts and recurrent ones, keep as much as a feed-forward."""
+def has_tiles(decoder: nn.Module) -> bool:
+    """Whether the feed-forwards of a model pass backward in tiles. Other wide parts of a layer,
+    such as experts and recurrent ones, keep as much as a feed-forward."""
     parts = [part for layer in _layers(decoder) for part in layer.children()]
-    others = {
-        type(part).__name__
+    return any(map(_is_feed_forward, parts)) and all(
+        _is_feed_forward(part) or _is_norm(part) or type(part).__name__.endswith("Attention")
         for part in parts
         if any(True for _ in part.parameters())
-        and not (_is_feed_forward(part) or _is_norm(part))
-        and not type(part).__name__.endswith("Attention")
-    }
-    if others:
-        return f"its layers have {', '.join(sorted(others))}"
-    if not any(map(_is_feed_forward, parts)):
-        return "its layers have no feed-forward of a known form"
-    return None
+    )
 
 
 def _layers(decoder: nn.Module) -> list[nn.Module]:
@@ -76,8 +69,8 @@ def _is_feed_forward(part: nn.Module) -> bool:
 @contextmanager
 def tiled(decoder: nn.Module) -> Iterator[None]:
     """Context in which norms and feed-forwards keep their input alone, in passes of more tokens
-    than a tile. Models that are ``unfit`` and parts that drop values at random stay as they are."""
-    tokenwise = _tokenwise(decoder) if unfit(decoder) is None else []
+    than a tile. Models without tiles and parts that drop values at random stay as they are."""
+    tokenwise = _tokenwise(decoder) if has_tiles(decoder) else []
     parts = [part for part in tokenwise if "forward" not in vars(part)]
     try:
         for part in parts:

@@ -88,7 +88,7 @@ def _times(data: Sequence[Datum], layout: Layout | None, ids_BT: Tensor) -> Tens
     if layout is None:
         lengths_B1 = on_device(torch.tensor([[row.num_tokens] for row in data]), ids_BT.device)
         return (torch.arange(ids_BT.shape[1], device=ids_BT.device) < lengths_B1).flatten()
-    if (keys := layout.segments.keys) is None:
+    if (index_M := layout.segments.index_M) is None:
         return torch.ones_like(layout.ids_1N[0])
     counts_N = torch.zeros_like(layout.ids_1N[0])
-    return counts_N.index_add_(0, keys.index_M, torch.ones_like(keys.index_M))
+    return counts_N.index_add_(0, index_M, torch.ones_like(index_M))

@@ -246,7 +246,7 @@ def test_vllm_asked_for_and_not_installed(
     )
     code, shown = call(str(config), "--sample.engine", "vllm")
     assert code == 2
-    assert "sample.engine=vllm, but vLLM is not installed; pip install -e '.[gpu]'" in shown
+    assert "sample.engine=vllm: vLLM is not installed; pip install -e '.[gpu]'" in shown
     assert shown.count("\n") == 1
 
 

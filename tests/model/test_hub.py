@@ -2,7 +2,6 @@
 shipped config is planned."""
 
 import socket
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from huggingface_hub import constants
 from conftest import ROOT, TINY
 from reason_llm.config import Config
 from reason_llm.data.rows import read_rows
-from reason_llm.errors import ConfigError, DataError, ModelError, ReasonError
+from reason_llm.errors import DataError, ModelError, ReasonError
 from reason_llm.model import base
 from reason_llm.model.plan import plan_only
 from reason_llm.model.plan.shipped import SHAPES, known
@@ -130,25 +129,4 @@ def test_the_shipped_shapes_are_those_of_the_shipped_configs() -> None:
     assert known("QWEN3.5-4b") == known("org/qwen3.5-4B") == "Qwen/Qwen3.5-4B"
     assert known("model/gpt-oss-20b") == "model/gpt-oss-20b"
     assert known("Qwen/Qwen3.5") is None
-
-
-@pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "gpt-oss-20b"])
-def test_a_model_in_mxfp4_is_planned_as_the_copy_that_a_run_needs(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    tree: dict[str, Any] = {"data": {"train": "x"}, "memory": {"budget_gib": 80}}
-    found = plan_only(Config.model_validate(tree | {"model": {"path": name}}))
-    copy = {"path": "model/gpt-oss-20b"}
-    plan = plan_only(Config.model_validate(tree | {"model": copy}))
-    assert plan.downloads == () and replace(found, downloads=(), copies_bytes=0) == plan
-    said = "disk: downloads 13.8 GB of openai/gpt-oss-20b"  # as its three files have on the Hub
-    assert said in found.table()
-    assert (
-        f"model.path={name} is in MXFP4 and is planned as its copy in bfloat16, which a run needs: "
-        "python scripts/export.py openai/gpt-oss-20b --out model/gpt-oss-20b writes it once, 41.8"
-    ) in caplog.text
-    small = tree | {"model": {"path": name}, "memory": {"budget_gib": 24}}
-    for section, wrong in (({}, ConfigError), ({"quantize": "nf4"}, ModelError)):
-        with pytest.raises(wrong) as caught:
-            plan_only(Config.model_validate(small | {"model": {"path": name} | section}))
-        assert f" {name}" in str(caught.value) and "model/gpt" not in str(caught.value)
+    assert known("openai/gpt-oss-20b") is None  # in MXFP4; the shape is that of a copy

@@ -78,12 +78,12 @@ def test_a_layout_by_hand() -> None:
     assert found.predictors_M.tolist() == [2, 3, 5, 2, 7]
     segments = found.segments
     assert (segments.query_lengths, segments.key_lengths) == ((5, 2, 2), (5, 2, 5))
-    assert segments.keys is not None
-    assert segments.keys.index_M.tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 7, 8]
+    assert segments.index_M is not None
+    assert segments.index_M.tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 7, 8]
     assert segments.query_ends.tolist() == [0, 5, 7, 9]
     assert segments.key_ends.tolist() == [0, 5, 7, 12]
     assert segments.key_ends.dtype == torch.int32
-    assert lay_out(rows[:2], torch.device("cpu")).segments.keys is None
+    assert lay_out(rows[:2], torch.device("cpu")).segments.index_M is None
 
 
 def test_packed_micro_batches_count_a_prompt_once() -> None:

@@ -85,10 +85,9 @@ def test_a_layout_goes_to_its_device_in_one_copy() -> None:
 
     def shapes(batch: MicroBatch) -> list[Any]:
         layout = batch.layout
-        assert layout is not None and layout.segments.keys is not None
-        keys = layout.segments.keys
+        assert layout is not None and layout.segments.index_M is not None
         tensors = [batch.ids_BT, batch.mask_BT, batch.places_M, *batch.columns.values()]
-        tensors += [layout.ids_1N, layout.ends_B, layout.segments.key_ends, keys.all_SR]
+        tensors += [layout.ids_1N, layout.ends_B, layout.segments.key_ends, layout.segments.index_M]
         return [(each.dtype, each.shape) for each in tensors]
 
     assert shapes(moved) == shapes(made)

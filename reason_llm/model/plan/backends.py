@@ -12,7 +12,8 @@ from reason_llm.errors import ConfigError
 from reason_llm.model import attention as packed_attention, multimodal, routing
 from reason_llm.model.adapters import expert_weights
 from reason_llm.model.base import weights_dtype
-from reason_llm.model.families import WITHOUT_VLLM
+from reason_llm.model.families import KEYS_ARE_VALUES, WITHOUT_VLLM
+from reason_llm.model.plan.unread import NO_VLLM
 from reason_llm.model.vllm import unsloth
 from reason_llm.model.vllm.shared_weights import attention_for
 
@@ -53,19 +54,6 @@ def choose(
     backend: str = config.model.backend
     lines = [why]
     if engine == "vllm":
-        _check_dtype(config, device)
-        if missing := missing_imports(described):
-            raise ConfigError(
-                f"sample.engine=vllm contradicts model_type={described.model_type}, whose class in "
-                f"vLLM imports {missing}, which is not installed; {INSTALL_IMPORTS}, or set "
-                "sample.engine to transformers"
-            )
-        if config.sample.temperature > MOST_VLLM_TEMPERATURE:
-            raise ConfigError(
-                f"sample.temperature={config.sample.temperature:g} contradicts sample.engine=vllm, "
-                f"which takes at most {MOST_VLLM_TEMPERATURE:g}; lower it, or set sample.engine to "
-                "transformers"
-            )
         backend, why = unsloth.choose(config.model, described, device)
         lines.append(why)
     elif backend == "unsloth":
@@ -155,45 +143,46 @@ def _packing(
 
 
 def _engine(config: Config, described: PretrainedConfig, device: torch.device) -> tuple[str, str]:
-    engine, installed = config.sample.engine, is_installed("vllm")
+    engine, is_gpu = config.sample.engine, device.type == "cuda"
     if not config.judges_answers:
         return "transformers", f"without vLLM: stage={config.stage} samples nothing here"
-    if (why_not := unfit_for_vllm(config, described)) is not None:
-        if engine == "vllm":
-            raise contradiction(why_not)
-        return "transformers", f"sampling with transformers: {why_not}"
-    if engine == "vllm" and not installed:
-        raise ConfigError(f"sample.engine=vllm, but vLLM is not installed; {INSTALL_VLLM}")
-    if engine != "auto":
-        slow = engine == "vllm" and device.type != "cuda"
-        cost = "; without a GPU that takes 2 to 9 times as long as with transformers" * slow
-        return engine, f"sampling with {engine} (set in the config){cost}"
+    if engine == "transformers":
+        return engine, "sampling with transformers (set in the config)"
+    why_not = unfit_for_vllm(config, described)
+    if engine == "vllm":
+        if why_not is not None:
+            raise ConfigError(NO_VLLM.format(why_not))
+        if (why_not := _unfit_here(config, described, is_gpu)) is not None:
+            raise ConfigError(
+                f"sample.engine=vllm: {why_not}, or set sample.engine to transformers"
+            )
+        cost = "; without a GPU that takes 2 to 9 times as long as with transformers"
+        return engine, f"sampling with vllm (set in the config){cost * (not is_gpu)}"
     # auto prefers what works: the first reason against vLLM is told, and is no error.
-    for is_so, why in (
-        (device.type != "cuda", "there is no GPU"),
-        (not installed, f"vLLM is not installed; {INSTALL_VLLM}"),
-        (config.model.dtype == "float32", "vLLM's adapters have no float32"),
-        (
-            missing_imports(described) is not None,
-            f"vLLM's class of this model imports {missing_imports(described)}, which is not "
-            f"installed; {INSTALL_IMPORTS}",
-        ),
-        (
-            config.model.quantize == "nf4" and not is_installed("vllm_bnb_plugin"),
-            "vllm-bnb-plugin is not installed",
-        ),
-    ):
-        if is_so:
-            return "transformers", f"sampling with transformers: {why}"
+    why_not = why_not or (_unfit_here(config, described, True) if is_gpu else "there is no GPU")
+    if why_not is not None:
+        return "transformers", f"sampling with transformers: {why_not}"
     return "vllm", "sampling with vllm, over the learner's own weights"
 
 
-def contradiction(why_not: str) -> ConfigError:
-    """The error that a model is asked to be sampled with vLLM, and cannot."""
-    return ConfigError(
-        f"{why_not} contradicts sample.engine=vllm, which needs safetensors of a model that it "
-        "knows, and no adapter on head or experts; set sample.engine to transformers"
-    )
+def _unfit_here(config: Config, described: PretrainedConfig, is_gpu: bool) -> str | None:
+    """Reason why vLLM cannot sample a model that it knows with these options on this machine, and
+    how to change it; None if it can."""
+    missing = missing_imports(described)
+    float32, packed = config.model.dtype == "float32", config.model.quantize == "nf4"
+    reasons = {
+        f"vLLM is not installed; {INSTALL_VLLM}": not is_installed("vllm"),
+        f"vLLM's class for model_type={described.model_type} imports {missing}, which is not "
+        f"installed; {INSTALL_IMPORTS}": missing is not None,
+        "vllm-bnb-plugin, which model.quantize=nf4 needs, is not installed; pip install "
+        "vllm-bnb-plugin==0.0.3": packed and not is_installed("vllm_bnb_plugin"),
+        "vLLM's adapters on a GPU, and its weights in NF4, have no float32; set model.dtype to "
+        "bfloat16": float32 and (is_gpu or packed),
+        f"vLLM takes a sample.temperature of at most {MOST_VLLM_TEMPERATURE:g}; lower it": (
+            config.sample.temperature > MOST_VLLM_TEMPERATURE
+        ),
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), None)
 
 
 def unfit_for_vllm(config: Config, described: PretrainedConfig) -> str | None:
@@ -205,35 +194,12 @@ def unfit_for_vllm(config: Config, described: PretrainedConfig) -> str | None:
     )
     reasons = {
         f"model_type={family} ({WITHOUT_VLLM.get(family)})": family in WITHOUT_VLLM,
-        "attention_k_eq_v=true in config.json (vLLM 0.32 applies an adapter on k_proj to the keys, "
-        "and not to the values, which are the same here; name model.adapter.targets without it)": (
-            adapts_keys and bool(getattr(text, "attention_k_eq_v", False))
-        ),
+        KEYS_ARE_VALUES: adapts_keys and bool(getattr(text, "attention_k_eq_v", False)),
         "model.trust_remote_code=true": model.trust_remote_code,
         "model.adapter.targets with the head": model.adapter.adapts_head,
         "model.adapter.target_parameters with experts": bool(model.adapter.target_parameters),
     }
     return next((reason for reason, is_so in reasons.items() if is_so), None)
-
-
-def _check_dtype(config: Config, device: torch.device) -> None:
-    float32 = config.model.dtype == "float32"
-    if float32 and device.type == "cuda":
-        raise ConfigError(
-            "model.dtype=float32 contradicts sample.engine=vllm: on a GPU its adapters compute in "
-            "16 bits only; set model.dtype to bfloat16, or sample.engine to transformers"
-        )
-    if config.model.quantize == "nf4":
-        if not is_installed("vllm_bnb_plugin"):
-            raise ConfigError(
-                "model.quantize=nf4 with sample.engine=vllm needs vLLM's bitsandbytes plugin, "
-                "which is not installed; pip install vllm-bnb-plugin==0.0.3"
-            )
-        if float32:
-            raise ConfigError(
-                "model.dtype=float32 contradicts model.quantize=nf4 with sample.engine=vllm, whose "
-                "bitsandbytes plugin packs for 16 bits only; set model.dtype to bfloat16"
-            )
 
 
 def missing_imports(described: PretrainedConfig) -> str | None:

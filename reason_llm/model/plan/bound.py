@@ -60,6 +60,7 @@ github.com/akash-network/provider-configs/pull/99 (L40S) and github.com/RLinf/RL
 4090)."""
 LEAST_OF_CARD = 0.9
 """Part of a card's memory that is at least planned for, where it is meant."""
+UNCOUNTED = "starts, saves, dropped groups, and the unpacking of NF4 while sampling"
 
 
 def cards_of(machine: Machine) -> list[Card]:
@@ -130,9 +131,6 @@ class OutsideModel:
     """Bytes of a pass over so many tokens, with so many tokens' logits at once."""
     phase: Callable[[Config, Sizes], Phase]
     """Its time in a step."""
-    packed: "OutsideModel | None" = None
-    """The same in NF4, where that is possible; the option is then ``quantize`` of the section with
-    its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +152,7 @@ def line(
     steps: int | None,
     needed: float,
     team: TeamSizes = ALONE,
-    alone: Phase | None = None,
     evaluations: Evaluations | None = None,
-    uncounted: Sequence[str] = (),
 ) -> str:
     """One line: the least seconds of a step on the first card, its longest phase, and the hours of
     so many steps with their evaluations; seconds and hours of the other cards; or that there are no
@@ -167,8 +163,6 @@ def line(
         steps: None where their number is not known.
         needed: GiB of the plan's peak.
         team: cards that share a step.
-        alone: sampling of the whole step on one card, where samplers sample ahead.
-        uncounted: what takes time, too.
     """
     if not cards:
         names = ", ".join(each.name for each in CARDS)
@@ -178,7 +172,7 @@ def line(
 
     def times(card: Card) -> list[str]:
         """Seconds of a step and, where its steps are known, hours of the run."""
-        total = _seconds(phases, card, team, alone)
+        total = _seconds(phases, card, team)
         told = [f"{total:,.0f} s" if total >= 10 else f"{total:.1f} s"]
         if steps is not None:
             total = steps * total + count * sum(phase.seconds(card) for phase in evaluated)
@@ -193,9 +187,9 @@ def line(
         length = (
             f"; {steps:,} steps{f' and {evaluations}' if evaluated else ''} at least {hours[0]}"
         )
-    left = [*uncounted]
+    left = UNCOUNTED
     if hours and count and not evaluated:
-        left.append(f"the {count} evaluations, whose size is known if eval.limit is set")
+        left += f"; nor the {count} evaluations, whose size is known if eval.limit is set"
     total = sum(phase.seconds(card) for phase in phases)
     longest = max(phases, key=lambda phase: phase.seconds(card))
     where = f"{'' if team.cards == 1 else f'{team.cards} times '}an {card.titled(needed)}"
@@ -203,24 +197,18 @@ def line(
         where += f" and {team.samplers} more that sample"
         where += " at the same time" if team.samples_ahead else ""
     more = "; ".join(f"{each.titled(needed)}: {', '.join(times(each))}" for each in others)
-    without = f"; not counted: {', '.join(left)}" if left else ""
     return (
         f"a step of full length takes at least {told} on {where}, {longest.name} "
         f"{longest.seconds(card) / total:.0%} of {'all work' if team.samples_ahead else 'it'} "
-        f"(limited by {longest.limit(card)}){length}{f' ({more})' if more else ''}{without}"
+        f"(limited by {longest.limit(card)}){length}{f' ({more})' if more else ''}; "
+        f"not counted: {left}"
     )
 
 
-def _seconds(phases: Sequence[Phase], card: Card, team: TeamSizes, alone: Phase | None) -> float:
-    """The least seconds of a step. Where samplers sample ahead, the learners' cards sample only
-    while they do not learn, and all cards together no less than one would sample alone."""
-    each = [phase.seconds(card) for phase in phases]
-    if alone is None:
-        return sum(each)
-    sampling, *learning = each
-    learned = sum(learning)
-    shared = (alone.seconds(card) + team.cards * learned) / (team.cards + team.samplers)
-    return max(sampling, learned, shared)
+def _seconds(phases: Sequence[Phase], card: Card, team: TeamSizes) -> float:
+    """The least seconds of a step: those of its longer part, where samplers sample ahead."""
+    sampling, *learning = (phase.seconds(card) for phase in phases)
+    return max(sampling, sum(learning)) if team.samples_ahead else sampling + sum(learning)
 
 
 def phases(
@@ -248,31 +236,27 @@ def evaluations(
     shape: Shape,
     sizes: Sizes,
     team: TeamSizes = ALONE,
-    held_out: tuple[int, int] | None = None,
 ) -> Evaluations:
     """The evaluations of a run: before the first step, every ``eval.every`` steps and after the
-    last. ``held_out`` is the number of held-out problems and rows; None where the data was not
-    read, and ``eval.limit`` is taken for each set.
-    """
+    last, of ``eval.limit`` problems of each set."""
     of, steps = config.eval, config.run.steps
     sets, has_rows = len(config.evaluation_sets), of.rows is not None
     if not (sets or has_rows):
         return Evaluations(0, "")
     due = steps // of.every if of.every else 0
     count = 1 + due + (not of.every or steps % of.every > 0)
-    if held_out is None and of.limit is None:
+    if of.limit is None:
         return Evaluations(count, "")
-    problems, rows = held_out or (sets * (of.limit or 0), has_rows * (of.limit or 0))
+    problems, rows = sets * of.limit, has_rows * of.limit  # a set may have fewer
     told, found, group = list[str](), list[Phase](), max(1, of.samples)
     if problems:
-        most = "up to " if held_out is None else ""  # a set may have fewer than eval.limit
         told.append(
-            f"{most}{problems:,} problems{f' x {of.samples} completions' if of.samples else ''}"
+            f"up to {problems:,} problems{f' x {of.samples} completions' if of.samples else ''}"
         )
         part, new = problems / (team.cards + team.samplers), config.eval_max_new_tokens
         found.append(_decoding("evaluation", config, shape, sizes, part, group, new))
     if rows:
-        told.append(f"{'up to ' if held_out is None else ''}{rows:,} rows")
+        told.append(f"up to {rows:,} rows")
         rows *= 2 if config.learns_pairs else 1
         new = 0 if config.of_stage.scores else sizes.context
         found.append(_reading("evaluation", config.model.quantize, shape, sizes, rows, new))

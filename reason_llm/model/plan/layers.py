@@ -37,8 +37,8 @@ class Layers:
     """Inputs of the down projections of all experts of one token."""
     windows: tuple[tuple[int, int], ...] = ()
     """Elements of a token's keys and the window of each layer that has one."""
-    untiled: str | None = None
-    """Reason why the feed-forwards do not pass backward in tiles."""
+    untiled: bool = False
+    """Whether the feed-forwards do not pass backward in tiles."""
 
 
 def _attention(hidden: int, query: int, keys: int, gated: int = 1) -> list[Linear]:
@@ -125,7 +125,7 @@ def _qwen3_5(text: Text) -> Layers:
             recurrent * inner_heads * text["linear_key_head_dim"] * inner_size,
             recurrent * mixed * kernel,
         ),
-        untiled="its layers have Qwen3_5GatedDeltaNet" if recurrent else None,
+        untiled=recurrent > 0,
     )
 
 
@@ -156,14 +156,13 @@ def _gemma4(text: Text) -> Layers:
     if inputs:
         linear.append(("per_layer_model_projection", hidden, layers * inputs))
         other += inputs + text.get("vocab_size_per_layer_input", 262144) * layers * inputs
-    untiled = "its layers have Linear" if inputs else None
     return Layers(
         linear,
         other,
         heads * text["global_head_dim"],
         kept,
         windows=tuple(windows),
-        untiled=untiled,
+        untiled=inputs > 0,
     )
 
 

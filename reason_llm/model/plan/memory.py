@@ -77,8 +77,6 @@ SKIPS = (3, 2)
 """Values of ``skip_every``, tried in this order where the longest row does not fit otherwise."""
 SHORTEST_CONTEXT = 256
 """Shortest context in tokens that is recommended in an error."""
-MOST_ROUNDS = 32
-"""Budgets that are tried for the one that is named in an error."""
 BLOCK_TOKENS = 128
 """Largest block in which vLLM hands out its KV cache, and one more for each sequence; with
 recurrent layers ``States.block_tokens``, if that is more."""
@@ -117,8 +115,6 @@ class Plan:
     written_bytes: int
     """The most that a run from its start to its end has on disk at once, without rollouts and
     downloads."""
-    sequence_bytes: int
-    """Memory of sampling that each sequence decoded at once takes besides its KV cache."""
     sequence_tokens: int
     """Tokens of the KV cache that a sequence of full length takes; in layers with a window vLLM
     keeps only that."""
@@ -129,18 +125,12 @@ class Plan:
     evaluations: bound.Evaluations
     team: TeamSizes = ALONE
     """Cards that share a step."""
-    alone: bound.Phase | None = None
-    """Sampling of a whole step on one card, where samplers sample ahead."""
     skip_every: int = 0
     """Of so many layers one keeps no input; 0: all keep theirs."""
     tile_tokens: int | None = None
     """Tokens of a feed-forward's tile; None: all of a micro-batch."""
-    untiled: str | None = None
-    """Reason why there are no tiles where a micro-batch has more tokens."""
     downloads: tuple[tuple[str, int], ...] = ()
     """Hub ids whose weights are not in the cache, and the bytes of these."""
-    copies_bytes: int = 0
-    """Disk of the copies in bfloat16 that are yet to be made of models in MXFP4."""
 
     @property
     def peak(self) -> Line:
@@ -178,22 +168,17 @@ class Plan:
         micro_batches = f"micro-batches of {self.micro_batch_tokens:,} tokens"
         if self.tile_tokens is not None:
             micro_batches += f" (feed-forwards in tiles of {self.tile_tokens:,})"
-        elif self.untiled is not None:
-            micro_batches += f" (feed-forwards not in tiles: {self.untiled})"
         chosen.append(micro_batches)
         if self.skip_every:
             chosen.append(f"of {self.skip_every} layers one keeps no input")
         rows.append(", ".join(chosen))
-        if self.engine is not None:
-            rows.append(self._reserved)
         rows += [f"disk: downloads {size / 1e9:.1f} GB of {name}" for name, size in self.downloads]
         run = self.config.run
         written = f"disk: writes checkpoints of {_shown(self.checkpoint_bytes)}"
-        most = self.written_bytes + sum(size for _, size in self.downloads) + self.copies_bytes
+        most = self.written_bytes + sum(size for _, size in self.downloads)
         kept = "models" if self.config.model.train == "full" else "adapters"
         written += f" and keeps {run.keep_checkpoints}; at most {_shown(most)} at once (one being "
-        written += f"written, the kept {kept}{', what is downloaded' * bool(self.downloads)}"
-        written += f"{', the copy in bfloat16' * bool(self.copies_bytes)})"
+        written += f"written, the kept {kept}{', what is downloaded' * bool(self.downloads)})"
         if self.config.samples and run.keep_buffers_gib:
             written += f", and rollouts of up to {run.keep_buffers_gib:g} GiB"
         rows.append(written)
@@ -208,27 +193,12 @@ class Plan:
             if self.phases:
                 kinds = bound.cards_of(self.machine)
                 steps = run.steps if run.epochs is None else None
-                time = bound.line(
-                    self.phases, kinds, steps, most / GIB, self.team, self.alone, self.evaluations,
-                    self._uncounted,
-                )  # fmt: skip
+                team, evaluations = self.team, self.evaluations
+                time = bound.line(self.phases, kinds, steps, most / GIB, team, evaluations)
                 rows[-1] += f"; {time}"
                 if steps is None:
                     rows[-1] += f"; the data decides how many steps run.epochs={run.epochs:g} has"
         return rows
-
-    @property
-    def _uncounted(self) -> list[str]:
-        """Names of what takes time, too, and is not in the bound."""
-        config = self.config
-        found = ["starts and saves"]
-        if config.samples and config.model.quantize == "nf4":
-            found.append("unpacking of NF4 while sampling")
-        if config.model.dtype == "float32":
-            found.append("float32 (counted at bfloat16's speed)")
-        if config.samples and config.algorithm.row().dynamic_sampling > 1:
-            found.append("groups that are dropped")
-        return found
 
     @property
     def _host(self) -> str:
@@ -243,20 +213,6 @@ class Plan:
         if needed > there and not self.machine.is_host_known:
             line += "; that is this machine's: name the planned one's as memory.host_gib"
         return line
-
-    @property
-    def _reserved(self) -> str:
-        """Line with what the sequences take that are decoded at once, and what one takes less."""
-        assert self.engine is not None
-        most, each = self.engine.max_sequences, self.sequence_bytes
-        rollouts = self.config.sample.rollouts_per_step
-        of_step = f"of a step's {rollouts:,}" if most < rollouts else "of a step"
-        cache = self.engine.kv_cache_bytes * self.sequence_tokens // self.cache_tokens
-        return (
-            f"sampling reserves {_shown(most * each)} besides the KV cache for {most} sequences "
-            f"{of_step} at once: one fewer saves {_shown(each)}, and one of full length takes "
-            f"{_shown(cache)} of KV cache"
-        )
 
 
 def _total(lines: Sequence[Line]) -> Line:
@@ -274,7 +230,6 @@ def plan(
     longest_row: int = 0,
     outside: Sequence[OutsideModel] = (),
     attachments: AttachmentSizes | None = None,
-    held_out: tuple[int, int] | None = None,
 ) -> Plan:
     """Plan with the largest KV cache and micro-batches that fit.
 
@@ -287,13 +242,12 @@ def plan(
         learns: False: there is no learning phase, nor an optimizer.
         outside: models with weights of their own that read the rollouts.
         attachments: of the data; None without any.
-        held_out: numbers of held-out problems and rows; None if the data was not read.
 
     Raises:
         ConfigError: it does not fit; with what it needs and the nearest setting that does.
     """
     context = _context_tokens(config, limit, longest_prompt, longest_row)
-    draft = _Draft(config, shape, machine, context, learns, tuple(outside), attachments, held_out)
+    draft = _Draft(config, shape, machine, context, learns, tuple(outside), attachments)
     if draft.can_skip:  # no more than it takes, as each skipped input takes time
         ways = [replace(draft, skip_every=each) for each in (0, *SKIPS)]
         draft = next((each for each in ways if each.least() <= draft.usable), ways[-1])
@@ -355,8 +309,6 @@ class _Draft:
     learns: bool
     outside: tuple[OutsideModel, ...] = ()
     attachments: AttachmentSizes | None = None
-    held_out: tuple[int, int] | None = None
-    """Held-out problems and rows; None if the data was not read."""
     skip_every: int = 0
     """Of so many layers one keeps no input, which takes longer; 0: all keep theirs."""
 
@@ -385,7 +337,7 @@ class _Draft:
     @property
     def tile_tokens(self) -> int | None:
         """Tokens of a feed-forward's tile; None: there are no tiles."""
-        is_tiled = self.shape.untiled is None and self._recomputes
+        is_tiled = self._recomputes and not self.shape.untiled
         return TILE_TOKENS[self.machine.kind] if is_tiled else None
 
     @property
@@ -673,16 +625,12 @@ class _Draft:
 
     def least_budget(self) -> float:
         """The smallest budget, in tenths of a GiB, that is enough. A larger one has more sequences
-        at once, and larger chunks of logits, so it is found in rounds; these end, as both grow by
-        less than a tenth of it."""
-        tenths, tried = 0, self
-        for _ in range(MOST_ROUNDS):
-            needed = tried.least() / USABLE_FRACTION[self.machine.kind] / GIB
-            tenths = max(tenths + 1, math.ceil(10 * needed))
+        at once, and larger chunks of logits, which grow by less than a tenth of it."""
+        tenths, tried = math.ceil(10 * self.least() / GIB), self
+        while tried.least() > tried.usable:
+            tenths += 1
             budget = int(tenths / 10 * GIB)
             tried = replace(self, machine=replace(self.machine, budget_bytes=budget))
-            if tried.least() <= tried.usable:
-                break
         return tenths / 10
 
     def plan(self, cache_tokens: int, micro_batch_tokens: int, limit: int) -> Plan:
@@ -703,7 +651,6 @@ class _Draft:
                 attachments=self.attachments,
             )
         tile, longest = self.tile_tokens, max(micro_batch_tokens, self.unit_tokens)
-        is_long = longest > TILE_TOKENS[self.machine.kind]
         sizes = bound.Sizes(
             self.context, pool, micro_batch_tokens, self.sequences, self.skip_every,
             state_bytes=states, element_bytes=self.element_bytes, frees_windows=self.frees_windows,
@@ -726,20 +673,15 @@ class _Draft:
             else self.team.processes * max(total.sampling, total.learning, total.scoring),
             checkpoint_bytes=self._checkpoint_bytes,
             written_bytes=self._written_bytes,
-            sequence_bytes=self._logit_bytes + self._counts_bytes,
             sequence_tokens=self.least_cache
             if states
             else self._in_all_layers(self.full_tokens if self.config.samples else self.context, 0),
             short_sequences=int(sizes.sequences(0)),
             phases=tuple(bound.phases(self.config, self.shape, full, self.outside, self.team)),
-            evaluations=bound.evaluations(self.config, self.shape, sizes, self.team, self.held_out),
+            evaluations=bound.evaluations(self.config, self.shape, sizes, self.team),
             team=self.team,
-            alone=bound.phases(self.config, self.shape, full)[0]
-            if self.team.samples_ahead
-            else None,
             skip_every=self.skip_every,
             tile_tokens=tile if tile is not None and tile < longest else None,
-            untiled=self.shape.untiled if is_long and self._recomputes else None,
         )
 
     @property
@@ -820,8 +762,7 @@ def _context_tokens(
 
 
 def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row: int) -> str:
-    """Error with what does not fit and the nearest settings that do: each alone, or if none does,
-    NF4 with a shorter context."""
+    """Error with what does not fit and the nearest settings that do, each alone."""
     config, machine = draft.config, draft.machine
     lines = draft.lines(draft.least_cache, draft.unit_tokens)
     total = _total(lines)
@@ -838,47 +779,28 @@ def _refusal(draft: _Draft, limit: int, longest_prompt: int | None, longest_row:
     def fits(tried: _Draft) -> bool:
         return tried.least() <= draft.usable
 
-    def shorter(tried: _Draft) -> list[str]:
-        """The longest context with which it fits, if one is long enough to be recommended."""
-        if not fits(replace(tried, context=SHORTEST_CONTEXT)):
-            return []
-        tokens = tried.largest(
-            SHORTEST_CONTEXT, tried.context, lambda each: replace(tried, context=each).least()
-        )
-        return [f"model.context_tokens to {tokens} with sample.max_new_tokens below it"]
-
-    fixes = []
-    again = with_option("train.gradient_checkpointing", True)
-    if not config.train.gradient_checkpointing and fits(again):
-        fixes.append("train.gradient_checkpointing to true")
-    nf4, packed = "model.quantize to nf4", with_option("model.quantize", "nf4")
-    if draft.can_pack and fits(packed):
-        fixes.append(nf4)
-    for each in draft.outside:
-        others = tuple(other for other in draft.outside if other is not each)
-        if each.packed is not None and fits(replace(draft, outside=(*others, each.packed))):
-            fixes.append(f"{each.name}.quantize to nf4")
-    optimizer, small = config.train.optimizer, "adamw_8bit"
-    if (
-        draft.is_full
-        and machine.kind == "cuda"
-        and OPTIMIZER_BYTES[optimizer] > OPTIMIZER_BYTES[small]
-        and fits(with_option("train.optimizer", small))
-    ):
-        fixes.append(f"train.optimizer to {small}")
+    changes: dict[str, object] = {}
+    if not config.train.gradient_checkpointing:
+        changes["train.gradient_checkpointing"] = True
+    if draft.can_pack:
+        changes["model.quantize"] = "nf4"
+    if draft.is_full and machine.kind == "cuda":
+        changes["train.optimizer"] = "adamw_8bit"
     if config.model.dtype == "float32" and machine.kind == "cuda":
-        halved = with_option("model.dtype", "bfloat16")
-        engines = {config.sample.engine, *(["vllm"] if config.judges_answers else [])}
-        configs = [halved.config.with_options({"sample.engine": each}) for each in engines]
-        if all(fits(replace(halved, config=each)) for each in configs):
-            fixes.append("model.dtype to bfloat16")
-    fixes += shorter(draft)
-    if draft.can_pack and not fixes:
-        fixes += [f"{nf4} and {each}" for each in shorter(packed)]
+        changes["model.dtype"] = "bfloat16"
+    tried = {option: with_option(option, value) for option, value in changes.items()}
+    fixes = [
+        f"{option} to {str(changes[option]).lower()}" for option in changes if fits(tried[option])
+    ]
+    if fits(replace(draft, context=SHORTEST_CONTEXT)):
+        tokens = draft.largest(
+            SHORTEST_CONTEXT, draft.context, lambda each: replace(draft, context=each).least()
+        )
+        fixes.append(f"model.context_tokens to {tokens} with sample.max_new_tokens below it")
     needed = getattr(total, phase)
     less = ""
-    if draft.can_pack and not fits(packed):
-        less = f" ({packed.least_budget()} with model.quantize=nf4)"
+    if draft.can_pack and not fits(tried["model.quantize"]):
+        less = f" ({tried['model.quantize'].least_budget()} with model.quantize=nf4)"
     budget = f"memory.budget_gib to {draft.least_budget()} or more{less}"
     fixes.append(f"{budget}, if there is as much")
     where = " on the CPU of this machine, which has no GPU" if machine.kind == "cpu" else ""

@@ -3,91 +3,42 @@ families whose layers are counted here; every other model is built without stora
 """
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reason_llm.config import ModelSection
+from reason_llm.errors import ModelError
 from reason_llm.files import cached, read_bounded
 from reason_llm.model import folder, multimodal
+from reason_llm.model.families import KEYS_ARE_VALUES, NO_NF4
 from reason_llm.model.plan.layers import LAYERS
-from reason_llm.model.plan.shape import DROPS, SCORES, Shape, kept_by
+from reason_llm.model.plan.shape import Shape, kept_by
 from reason_llm.model.plan.shipped import FAMILIES, SHAPES, SIZES, TOWERS, WHOLE, known
-from reason_llm.model.positions import is_plain
+from reason_llm.model.positions import is_plain, scaling_note
 
-_LLAMA3 = {"factor", "low_freq_factor", "high_freq_factor"}
-_ROPE = {"rope_type", "type", "rope_theta", "original_max_position_embeddings", *_LLAMA3}
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value > 0
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0
-
-
-def _is_token(value: Any) -> bool:
-    ids = value if isinstance(value, list) else [value]
-    return value is None or all(type(each) is int and each >= 0 for each in ids)
-
-
-def _is_bool(value: Any) -> bool:
-    return type(value) is bool
-
-
-def _is_rope(value: Any) -> bool:
-    """Whether these are the plain positions, or Llama 3's."""
-    if not isinstance(value, dict) or not value.keys() <= _ROPE:
-        return value is None
-    kind = value.get("rope_type", value.get("type", "default"))
-    numbers = [each for name, each in value.items() if name not in ("rope_type", "type")]
-    expected = {"default": set[str](), "llama3": _LLAMA3}.get(str(kind))
-    return _LLAMA3 & value.keys() == expected and all(map(_is_number, numbers))
-
-
-KEYS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys((*SIZES, "max_window_layers"), _is_count),
-    **dict.fromkeys(("rms_norm_eps", "rope_theta", "initializer_range"), _is_number),
-    **dict.fromkeys(("attention_bias", "mlp_bias", "use_cache", "use_sliding_window"), _is_bool),
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), _is_token),
-    **dict.fromkeys(("rope_scaling", "rope_parameters"), _is_rope),
-    **dict.fromkeys(("transformers_version", "_name_or_path"), lambda value: type(value) is str),
-    **dict.fromkeys(("torch_dtype", "dtype"), lambda v: v in ("bfloat16", "float16", "float32")),
-    "model_type": lambda value: type(value) is str,
-    "architectures": lambda value: isinstance(value, list),
-    "attention_dropout": lambda value: value == 0,
-    "head_dim": _is_count,
-    "hidden_act": lambda value: value == "silu",
-    "layer_types": lambda value: value is None or isinstance(value, list),
-    "pretraining_tp": lambda value: value == 1,
-    "sliding_window": lambda value: value is None or _is_count(value),
-    "tie_word_embeddings": _is_bool,
-}
-"""Keys of a config.json whose model is counted here, each with the check of its value."""
-
-
-def _may_be(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or check(value)
-
-
-_DELTA = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
-          "linear_value_head_dim", "linear_conv_kernel_dim")  # fmt: skip
-_GEMMA4 = {
-    **dict.fromkeys(("head_dim", "global_head_dim"), _is_count),
-    **dict.fromkeys(("num_global_key_value_heads", "num_kv_shared_layers"), _may_be(_is_count)),
-    "attention_k_eq_v": _may_be(_is_bool),
-    "final_logit_softcapping": _may_be(_is_number),
-}
-MORE: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "gemma4": {**_GEMMA4, "hidden_size_per_layer_input": _is_count},
+KEYS = {
+    *SIZES, "model_type", "head_dim", "tie_word_embeddings", "attention_bias", "mlp_bias",
+    *("sliding_window", "use_sliding_window", "layer_types", "attention_k_eq_v"),
+    *("final_logit_softcapping", "num_global_key_value_heads", "num_kv_shared_layers"),
+    # These change no size.
+    *("architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "hidden_act"),
+    *("initializer_range", "max_window_layers", "_name_or_path", "pad_token_id", "pretraining_tp"),
+    *("rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "torch_dtype"),
+    *("transformers_version", "use_cache"),
+}  # fmt: skip
+"""Keys of a config.json whose model is counted here."""
+_GEMMA4 = {"head_dim", "global_head_dim"}
+MORE = {
+    "gemma4": {*_GEMMA4, "hidden_size_per_layer_input"},
     "gemma4_unified": _GEMMA4,
-    "gpt_oss": dict.fromkeys(("head_dim", "num_local_experts", "num_experts_per_tok"), _is_count),
-    "qwen3_5": dict.fromkeys(("head_dim", "full_attention_interval", *_DELTA), _is_count),
-}
-"""Further keys of a family's text part, with the check of their values or of None."""
+    "gpt_oss": {"head_dim", "num_local_experts", "num_experts_per_tok"},
+    "qwen3_5": {"head_dim", "full_attention_interval", "linear_num_key_heads",
+                "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+                "linear_conv_kernel_dim"},
+}  # fmt: skip
+"""Keys that a family's text part must have besides ``SIZES``."""
 OF_WHOLE = {"model_type", "architectures", "dtype", "torch_dtype", "tie_word_embeddings",
             "transformers_version", "text_config", "vision_config", "audio_config"}  # fmt: skip
 """Keys of a config.json with a text part."""
@@ -100,12 +51,12 @@ class Outline:
     shape: Shape
     context_tokens: int
     """Longest prompt plus completion: the config's, or the model's limit."""
-    positions: int
-    """The model's limit."""
     stored_bytes: int | None
     """Size of the weights on the Hub; None where the towers of the model are not known."""
-    note: str | None
-    """The line that says what is trained of a model that also reads images."""
+    notes: tuple[str, ...]
+    """Lines on what is trained of a model that also reads images, and on scaled positions."""
+    without_vllm: str | None
+    """Reason why vLLM cannot sample it."""
 
 
 def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
@@ -116,15 +67,19 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         attention: ``model.attention``.
 
     Raises:
-        ModelError: the folder's files are damaged.
+        ModelError: the folder's files are damaged, or it is a mixture in NF4.
     """
     described = None if section.trust_remote_code else _described(section.path)
-    text = None if described is None else _text(described)
-    if described is None or text is None:
-        return None
+    try:
+        if described is None or (text := _text(described)) is None:
+            return None
+        family, positions = str(described["model_type"]), int(text["max_position_embeddings"])
+        is_whole, layers = family in WHOLE, LAYERS[family](text)
+    except (KeyError, TypeError, ValueError, ArithmeticError):
+        return None  # Transformers says what is wrong
     adapter, is_full = section.adapter, section.train == "full"
-    family, positions = str(described["model_type"]), int(text["max_position_embeddings"])
-    is_whole, layers = family in WHOLE, LAYERS[family](text)
+    if layers.experts and section.quantize == "nf4":
+        raise ModelError(f"model.quantize=nf4: {section.path} ({family}) {NO_NF4}")
     names = {name for name, _, _ in layers.linear}
     targets = names if adapter.targets == "all-linear" else adapter.targets
     if (
@@ -133,8 +88,6 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         or not set(targets) <= names
         or adapter.target_parameters
         or (is_full and (is_whole or layers.experts))
-        or (layers.experts and section.quantize == "nf4")
-        or ("k_proj" in targets and text.get("attention_k_eq_v"))  # vLLM cannot sample it
         or ((section.context_tokens or 0) > positions and not _can_extend(family, described))
     ):
         return None
@@ -173,18 +126,24 @@ def outline(section: ModelSection, attention: str = "auto") -> Outline | None:
         experts=count * layers.experts * layers.of_expert,
         active_experts=count * layers.active * layers.of_expert,
         routed=layers.experts * count,
-        untiled=SCORES if held.has_scores else DROPS if drops else layers.untiled,
+        untiled=held.has_scores or drops or layers.untiled,
         states=layers.states,
         windows=layers.windows,
     )
     size = 4 if (described.get("dtype") or described.get("torch_dtype")) == "float32" else 2
     towers = TOWERS.get(str(known(section.path))) if is_whole else 0
+    context, notes = section.context_tokens or positions, list[str]()
+    if is_whole:
+        notes.append(multimodal.note(section.path, family))
+    if context > positions:
+        notes.append(scaling_note(section.path, positions, context))
+    keys_are_values = bool(text.get("attention_k_eq_v")) and "k_proj" in targets and not is_full
     return Outline(
         shape,
-        section.context_tokens or positions,
-        positions,
+        context,
         None if towers is None else (sum(packable) + dense + towers) * size,
-        multimodal.note(section.path, family) if is_whole else None,
+        tuple(notes),
+        KEYS_ARE_VALUES if keys_are_values else None,
     )
 
 
@@ -192,18 +151,17 @@ def _text(described: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The keys of the text part of a config.json; None where one is not of the kinds that are
     counted here."""
     family = str(described.get("model_type"))
-    is_whole, more = family in WHOLE, MORE.get(family, {})
+    is_whole, more = family in WHOLE, MORE.get(family, set[str]())
     kind = f"{WHOLE.get(family)}ForConditionalGeneration"
     if not is_whole:
         kind = f"{FAMILIES.get(family)}ForCausalLM"
     text = described.get("text_config") if is_whole else described
-    checks = KEYS | more
     if (
         family not in LAYERS
         or described.get("architectures", [kind]) != [kind]
         or not isinstance(text, dict)
-        or not text.keys() <= checks.keys()
-        or not all(checks[name](text.get(name)) for name in {*text, *SIZES, *more})
+        or not more <= text.keys() <= KEYS | more
+        or not all(type(text.get(name)) is int and text[name] > 0 for name in SIZES)
     ):
         return None
     if is_whole and (

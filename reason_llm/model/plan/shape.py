@@ -32,9 +32,6 @@ class Kept:
 
 EAGER = Kept(score_bytes=12.0, passing_score_bytes=2.0)
 """Families that store all attention scores and were not measured."""
-SCORES = "all attention scores are kept"
-DROPS = "model.adapter.dropout is on"
-"""Reasons why the feed-forwards are not in tiles."""
 KEPT = {
     **dict.fromkeys(("llama", "mistral", "qwen2"), Kept(in_tiles=0.0)),
     "gpt2": Kept(intermediate=5.0),
@@ -97,8 +94,8 @@ class Shape:
     """Those of the experts that one token passes."""
     routed: int = 0
     """Experts of all routers together."""
-    untiled: str | None = None
-    """Reason why feed-forwards do not pass backward in tiles (``recompute``)."""
+    untiled: bool = False
+    """Whether feed-forwards do not pass backward in tiles (``recompute``)."""
     states: States = NO_STATES
     """Of layers that keep a state in place of keys."""
     windows: tuple[tuple[int, int], ...] = ()
@@ -146,7 +143,6 @@ class Shape:
         held = kept_by(config.model_type, attention_for(config, attention) == "eager")
         rank = sum(m.r["default"] for m in lora.values())
         drops = any(type(m) is nn.Dropout for each in lora.values() for m in each.modules())
-        untiled = SCORES if held.has_scores else DROPS if drops else None
         experts = adapters.expert_weights(base).values()
         asked = config.num_experts_per_tok if experts else 0
         wrapped = [m for m in lora.values() if isinstance(m, ParamWrapper)]
@@ -174,7 +170,7 @@ class Shape:
             experts=sum(each.numel() for each in experts),
             active_experts=asked * sum(each[0].numel() for each in experts),
             routed=sum(router.num_experts for router in routers(base)),
-            untiled=untiled or recompute.unfit(base.get_decoder()),
+            untiled=held.has_scores or drops or not recompute.has_tiles(base.get_decoder()),
             states=States(max(len(states), len(inputs)), sum(states), sum(inputs)),
             windows=tuple((each[0], each[3]) for each in cache if each[3]),
         )
@@ -236,7 +232,7 @@ class Shape:
         attention = 2 * self.query + 2 * self.key_value + self.adapter_outputs + gathered
         heads = 2 * keys * (self.query + self.key_value) + 3 * self.query if is_flash else 0
         # In flight: gradients of a layer's widest vectors, and hidden states at both ends.
-        in_tiles = tile_tokens is not None and tile_tokens < tokens and self.untiled is None
+        in_tiles = tile_tokens is not None and tile_tokens < tokens and not self.untiled
         if in_tiles and checkpointing:
             wide = (held.intermediate + 1) * self.intermediate * (tile_tokens or 0) / tokens
             if not is_flash:  # keys and values, and their gradients, for every query head

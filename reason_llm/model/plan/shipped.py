@@ -1,8 +1,6 @@
 """Published sizes of models, so that their memory is planned without the Hub. The numbers are those
 of the models' own config.json; ``tests/fixtures/shapes.py`` has the parameters they add up to."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3",
@@ -86,7 +84,6 @@ SHAPES: dict[str, dict[str, Any]] = {
          "sliding_window": 1024, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
         vision_config={}, audio_config={},
     ),
-    "openai/gpt-oss-20b": _GPT_OSS | {"quantization_config": {"quant_method": "mxfp4"}},
     "model/gpt-oss-20b": _GPT_OSS,
 }  # fmt: skip
 """The keys of each model's config.json that memory depends on, by its Hub id; ``model/gpt-oss-20b``
@@ -102,21 +99,10 @@ TOWERS = {
 
 
 def known(path: str) -> str | None:
-    """The name in ``SHAPES`` of a model that is not on disk: the same, or of the same last part."""
+    """The name in ``SHAPES`` of a model that is not on disk: the same, or of the same last part on
+    the Hub."""
     if path in SHAPES:
         return path
     last = path.rpartition("/")[2].casefold()
-    return next((name for name in SHAPES if name.rpartition("/")[2].casefold() == last), None)
-
-
-def converted(path: str) -> str | None:
-    """The name in ``SHAPES`` of the copy in bfloat16 that a run needs of a model of the Hub in
-    MXFP4; None for other models and for folders."""
-    name = None if Path(path).is_dir() else known(path)
-    is_packed = name is not None and "quantization_config" in SHAPES[name]
-    return f"model/{str(name).rpartition('/')[2]}" if is_packed else None
-
-
-def write_config(name: str, folder: Path) -> None:
-    """Write the config.json of a model in ``SHAPES`` into ``folder``."""
-    (folder / "config.json").write_text(json.dumps(SHAPES[name]), encoding="utf-8")
+    on_hub = (name for name in SHAPES if not name.startswith("model/"))
+    return next((name for name in on_hub if name.rpartition("/")[2].casefold() == last), None)

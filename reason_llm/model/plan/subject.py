@@ -43,7 +43,6 @@ class Subject:
         longest_row: int = 0,
         attachments: AttachmentSizes | None = None,
         reads: bool = True,
-        held_out: tuple[int, int] | None = None,
     ) -> Plan:
         """The memory plan on this machine; arguments as ``memory.plan``'s, and whether the readers
         read what is sampled."""
@@ -53,7 +52,6 @@ class Subject:
         return memory.plan(
             self.config, shape, machine, self.context_tokens, longest_prompt,
             learns=learns, longest_row=longest_row, outside=outside, attachments=attachments,
-            held_out=held_out,
         )  # fmt: skip
 
 

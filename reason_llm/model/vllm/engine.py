@@ -279,12 +279,6 @@ def _start_error(
             f"set memory.budget_gib to {0.95 * min(free, needed) / 2**30:.1f} or less, or end "
             "what else uses the GPU"
         )
-    if "one instance per process" in str(error):  # seen with torch 2.11
-        return ModelError(
-            f"model.path={path}: vLLM still holds the model before it in this process; give "
-            "the command again, which goes on from here (without run.resume never), or restart "
-            "the notebook's kernel"
-        )
     return ModelError(
         f"model.path={path}: vLLM cannot load it ({one_line(error)[:300]}); "
         "set sample.engine to transformers"

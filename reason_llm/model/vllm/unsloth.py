@@ -46,13 +46,11 @@ ENVIRONMENT = {
 def choose(config: ModelSection, text: PretrainedConfig, device: torch.device) -> tuple[str, str]:
     """``model.backend`` with auto, which is native, resolved, and one line with choice and reason.
     Raises ModelError: Unsloth is asked for and cannot serve this model here."""
-    reason = unfit(config, text, device)
-    if config.backend == "unsloth" and reason is not None:
+    if config.backend != "unsloth":
+        return "native", "weights shared by our own views"
+    if (reason := unfit(config, text, device)) is not None:
         raise ModelError(f"model.backend=unsloth: {reason}; or set model.backend to native")
-    if config.backend != "auto":
-        return config.backend, f"weights shared by {config.backend} (set in the config)"
-    more = "model.backend=unsloth supports this model, too" if reason is None else reason
-    return "native", f"weights shared by our own views ({more})"
+    return "unsloth", "weights shared by Unsloth"
 
 
 def unfit(config: ModelSection, text: PretrainedConfig, device: torch.device) -> str | None:
@@ -69,8 +67,6 @@ def unfit(config: ModelSection, text: PretrainedConfig, device: torch.device) ->
         return f"sliding_window={text.sliding_window} is untested in Unsloth's attention"
     if getattr(text, "quantization_config", None) is not None:
         return "the checkpoint is quantised already; take the unquantised one"
-    if config.dtype == "float32":  # [zoo] load_vllm raises NotImplementedError
-        return "Unsloth with vLLM has no float32; set model.dtype to bfloat16"
     if config.adapter.rank > MAX_LORA_RANKS[-1]:
         return f"model.adapter.rank={config.adapter.rank} is more than {MAX_LORA_RANKS[-1]}"
     return None
@@ -163,17 +159,11 @@ def _import() -> Any:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.filterwarnings("ignore", message=".*Unsloth should be imported before")
             from unsloth import FastLanguageModel
-            from unsloth.models import _utils
     except (ImportError, NotImplementedError, RuntimeError) as error:
         raise ModelError(
             f"model.backend=unsloth: Unsloth cannot be imported ({one_line(error)[:300]}); "
             f"{INSTALL}, or set model.backend to native"
         ) from error
-    if not _utils.HAS_FLASH_ATTENTION and _utils.xformers is None:  # it says so on stdout alone
-        log.warning(
-            "Unsloth computes attention with PyTorch's own kernels: neither FlashAttention nor "
-            "xformers is there in a build for this torch; unsloth install-kernels xformers adds one"
-        )
     return FastLanguageModel
 
 

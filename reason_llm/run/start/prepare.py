@@ -253,8 +253,4 @@ def _plan(subject: Subject, data: Data) -> Plan:
         prompts = [prompt for of in data.reader_prompts.values() for prompt in of.values()]
         longest_row = max(map(len, prompts)) + config.sample.max_new_tokens
     attachments = None if data.attachments is None else data.attachments.sizes
-    rows = 0 if data.held_out_rows is None else len(data.held_out_rows.units.values)
-    return subject.plan(
-        int(longest), config.learns, int(longest_row), attachments=attachments,
-        held_out=(len(data.held_out_prompts), rows),
-    )  # fmt: skip
+    return subject.plan(int(longest), config.learns, int(longest_row), attachments)

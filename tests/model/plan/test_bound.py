@@ -201,7 +201,8 @@ def test_the_line(tmp_path: Path) -> None:
     phases = [bound.Phase("sampling", 0, 1.008e12, 0), bound.Phase("learning", 3 * 165.2e12, 0, 0)]
     assert bound.line(phases, CARDS[:1], 1800, 24) == (
         "a step of full length takes at least 4.0 s on an RTX 4090, "
-        "learning 75% of it (limited by arithmetic); 1,800 steps at least 2.0 h"
+        "learning 75% of it (limited by arithmetic); 1,800 steps at least 2.0 h; not counted: "
+        "starts, saves, dropped groups, and the unpacking of NF4 while sampling"
     )
     for seconds, told in ((9.94, "9.9"), (10.0, "10"), (2000.4, "2,000")):
         phase = bound.Phase("sampling", seconds * 165.2e12, 0, 0)
@@ -210,15 +211,13 @@ def test_the_line(tmp_path: Path) -> None:
         phases, [], 1, 24
     )
     phases[0] = bound.Phase("sampling", 0, 4 * 0.936e12, 0)
-    assert bound.line(phases, CARDS[:3], 450, 24, TeamSizes(cards=2)).endswith(
+    assert (
         " on 2 times an RTX 4090, sampling 55% of it (limited by memory bandwidth); 450 steps "
         "at least 0.8 h (RTX 3090: 11 s, 1.4 h; L4 with 22.5 GiB, too small for this plan: 17 s, "
-        "2.1 h)"
-    )
-    left_out = bound.line(phases, CARDS[:1], 36_000, 22.5, uncounted=["saves", "starts"])
-    assert left_out.endswith("at least 2.8 days; not counted: saves, starts")
-    told = [bound.line(phases, CARDS[:1], steps, 24) for steps in (25_700, 25_740)]  # 6.714 s each
-    assert [line.partition(" at least ")[2][-8:] for line in told] == ["t 47.9 h", "2.0 days"]
+        "2.1 h); not counted: "
+    ) in bound.line(phases, CARDS[:3], 450, 24, TeamSizes(cards=2))
+    for steps, told in ((25_700, "47.9 h"), (25_740, "2.0 days")):  # 6.714 s each
+        assert f"steps at least {told}; not" in bound.line(phases, CARDS[:1], steps, 24)
 
 
 def test_evaluations_are_counted_where_their_size_is_known(tmp_path: Path) -> None:
@@ -242,9 +241,7 @@ def test_evaluations_are_counted_where_their_size_is_known(tmp_path: Path) -> No
     card, phases = CARDS[0], [bound.Phase("learning", 36 * CARDS[0].flops, 0, 0)]
     hours = 3 + 9 * phase.seconds(card) / 3600
     said = bound.line(phases, [card], 300, 24, evaluations=found)
-    assert said.endswith(
-        f"; 300 steps and 9 evaluations of up to 1,000 problems at least {hours:.1f} h"
-    )
+    assert f"; 300 steps and 9 evaluations of up to 1,000 problems at least {hours:.1f} h;" in said
     sampled = config.with_options({"eval.samples": 4, "eval.every": 0})
     told = bound.evaluations(sampled, shape, SIZES)
     assert str(told) == "2 evaluations of up to 1,000 problems x 4 completions"
@@ -252,17 +249,11 @@ def test_evaluations_are_counted_where_their_size_is_known(tmp_path: Path) -> No
     many = config.with_options({"eval.limit": None})
     found = bound.evaluations(many, shape, SIZES)
     said = bound.line(phases, [card], 300, 24, evaluations=found)
-    assert said.endswith(
-        "; 300 steps at least 3.0 h; not counted: the 9 evaluations, whose size is known if "
-        "eval.limit is set"
-    )
-    known = bound.evaluations(many, shape, SIZES, held_out=(64, 0))
-    assert str(known) == "9 evaluations of 64 problems"
+    assert "; 300 steps at least 3.0 h; not counted: " in said
+    assert said.endswith("; nor the 9 evaluations, whose size is known if eval.limit is set")
     config, _ = card_config(tmp_path, run__steps=300)
     found = bound.evaluations(config, shape, SIZES)
-    assert bound.line(phases, [card], 300, 24, evaluations=found).endswith(
-        "; 300 steps at least 3.0 h"
-    )
+    assert "evaluations" not in bound.line(phases, [card], 300, 24, evaluations=found)
 
 
 def test_held_out_rows_pass_the_model_once(tmp_path: Path) -> None:
@@ -288,25 +279,18 @@ def test_a_plan_by_epochs_leaves_the_number_of_steps_open() -> None:
 
 
 @pytest.mark.parametrize(
-    ("learning", "is_ahead", "told"),
+    ("is_ahead", "told"),
     [
-        (60, False, "110 s on an RTX 4090 and 1 more that sample, learning 55% of it"),
-        (60, True, "80 s on an RTX 4090 and 1 more that sample at the same time, learning 55% of "),
-        (120, True, "120 s on an RTX 4090 and"),
+        (False, "110 s on an RTX 4090 and 1 more that sample, learning 55% of it"),
+        (True, "60 s on an RTX 4090 and 1 more that sample at the same time, learning 55% of "),
     ],
 )
-def test_a_sampler_halves_sampling_and_one_that_samples_ahead_hides_it(
-    learning: float, is_ahead: bool, told: str
-) -> None:
-    """50 s of sampling on two cards, 100 s on one. Ahead, two cards share 100 s + 60 s; or learning
-    alone takes longer than half of 100 s + 120 s."""
+def test_a_sampler_that_samples_ahead_hides_sampling(is_ahead: bool, told: str) -> None:
     (card,) = CARDS[:1]
-    shared, alone = (bound.Phase("sampling", 0, s * card.bandwidth, 0) for s in (50, 100))
-    phases = [shared, bound.Phase("learning", learning * card.flops, 0, 0)]
+    sampling = bound.Phase("sampling", 0, 50 * card.bandwidth, 0)
+    phases = [sampling, bound.Phase("learning", 60 * card.flops, 0, 0)]
     team = TeamSizes(samplers=1, samples_ahead=is_ahead)
-    assert f"at least {told}" in bound.line(
-        phases, [card], 1, 24, team, alone if is_ahead else None
-    )
+    assert f"at least {told}" in bound.line(phases, [card], 1, 24, team)
 
 
 def test_the_samplers_of_a_config_are_planned() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from conftest import ROOT, TINY
 from reason_llm.config import AdapterSection, ModelSection
+from reason_llm.errors import ModelError
 from reason_llm.model import meta_model
 from reason_llm.model.base import context_limit
 from reason_llm.model.plan import Shape
@@ -56,7 +57,7 @@ LEFT: list[dict[str, Any]] = [
     {"model_type": "qwen2", "use_sliding_window": True},
     {"model_type": "qwen2", "layer_types": ["linear_attention"] * 3},
     {"model_type": ["qwen2"]},
-    {"model_type": "llama", "rope_scaling": {"rope_type": ["yarn"]}},
+    {"model_type": "qwen3", "head_dim": "wide"},
     {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes"}},
     {"model_type": "llama", "num_hidden_layers": 0},
 ]
@@ -106,8 +107,16 @@ def test_the_text_part_of_a_model_that_reads_images_is_counted(
 
 def test_a_mixture_is_counted(tmp_path: Path) -> None:
     check(section(tmp_path, GPT_OSS))
-    for options in ({"train": "full"}, {"quantize": "nf4"}):  # the second one is refused
-        assert outline(section(tmp_path, GPT_OSS, **options)) is None
+    assert outline(section(tmp_path, GPT_OSS, train="full")) is None
+    model = section(tmp_path, GPT_OSS, quantize="nf4")
+    refusals = []
+    for call in (outline, meta_model):
+        with pytest.raises(
+            ModelError, match=r"model\.quantize=nf4: .*\(gpt_oss\) is a mix"
+        ) as caught:
+            call(model)
+        refusals.append(str(caught.value))
+    assert refusals[0] == refusals[1]
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], ["o_proj"]], ids=str)

@@ -122,7 +122,6 @@ def test_layers_with_a_window_keep_only_that(plan: Command) -> None:
     assert (
         ", 40 sequences at once of full length, 128 shorter ones, KV cache 59,209 tokens in" in said
     )
-    assert "one of full length takes 0.47 GiB of KV cache" in said
     small = {"model.context_tokens": 10240, "sample.prompts_per_step": 1}
     small |= {"sample.completions_per_prompt": 2}
     found = plan_only(load(CONFIGS / "math_gemma-4-12b_48gb.yaml", small))
@@ -169,26 +168,7 @@ def test_what_vllm_cannot_sample_is_not_planned_with_it(plan: Command) -> None:
 def test_the_line_says_what_it_leaves_out(plan: Command) -> None:
     said = plan("dapo_qwen2.5-7b_24gb.yaml", "--run.replicas", "auto")
     assert "run.replicas=auto: planned for 1 GPU; name a number to plan several" in said
-    assert (
-        "not counted: starts and saves, unpacking of NF4 while sampling, groups that are dropped"
-    ) in said
-    assert "float32" not in said
-    options = ["--model.dtype", "float32", "--memory.budget_gib", "48"]
-    said = plan("sft_qwen2.5-7b_24gb.yaml", *options)
-    assert "; not counted: starts and saves, float32 (counted at bfloat16's speed)" in said
-
-
-def test_the_copy_in_bfloat16_of_a_model_in_mxfp4_is_on_the_disk_too(plan: Command) -> None:
-    """13.8 GB are downloaded, and the copy has 41.8 GB."""
-    name = "math_gpt-oss-20b_48gb.yaml"
-    alone = re.search(r"at most ([\d.]+) GiB at once", plan(name))
-    said = plan(name, "--model.path", "openai/gpt-oss-20b")
-    both = re.search(
-        r"at most ([\d.]+) GiB at once \(one being written, the kept adapters, what is downloaded, "
-        r"the copy in bfloat16\)", said,
-    )  # fmt: skip
-    assert alone is not None and both is not None
-    assert float(both[1]) - float(alone[1]) == pytest.approx((13.8e9 + 41.8e9) / 2**30, abs=0.1)
+    assert "; not counted: starts, saves, dropped groups, and the unpacking of NF4 while" in said
 
 
 @pytest.mark.parametrize(
@@ -243,17 +223,9 @@ def test_the_time_is_of_rows_as_long_as_the_data_allows(plan: Command) -> None:
     assert at_once[0] and at_once[1] and int(at_once[0][1]) < int(at_once[1][1])
 
 
-TEACHER = ["--teacher.model", "Qwen/Qwen2.5-14B-Instruct", "--teacher.quantize", "none"]
-
-
 @pytest.mark.parametrize(
     ("config", "options", "advised"),
     [
-        (
-            "distill_qwen2.5-1.5b_24gb.yaml",
-            [*TEACHER, "--memory.host_gib", "64"],
-            ("teacher.quantize", "nf4"),
-        ),
         (
             "full_qwen2.5-3b_24gb.yaml",
             ["--train.optimizer", "adamw", "--memory.host_gib", "64"],
