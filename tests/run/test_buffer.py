@@ -187,7 +187,6 @@ def test_a_buffer_cut_short_is_named_and_left_alone(keep: int, tmp_path: Path) -
         lambda v: v.update(step="three"),
         lambda v: v.update(groups=[]),
         lambda v: part(v).update(turn_advantages=[1.0, 2.0]),
-        lambda v: part(v).update(learner_logprobs=[-1.0]),
         lambda v: part(v).update(others=[OTHER]),
         lambda v: part(v).update(others=[OTHER | {"spans": [], "logprobs": [-1.0, -1.0]}]),
         lambda v: part(v).update(rewards={"mine": 1.0}),

@@ -33,12 +33,12 @@ async function unpack(stream) {
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
   const count = header.tokens.reduce((sum, n) => sum + n, 0);
   const plane = (index) => uint16(buffer, 4 + size + 2 * count * index, count);
-  const [lengths, logprobs, ratios] = [plane(0), plane(1), plane(2)];
+  const [lengths, logprobs] = [plane(0), plane(1)];
   let rollout = 0, token = 0;
   for (const group of header.groups) {
     group.completions = group.texts.map((text) => {
       const n = header.tokens[rollout], part = (numbers) => numbers.subarray(token, token + n);
-      const found = { text, lengths: header.split[rollout] ? part(lengths) : null, logprobs: part(logprobs), ratios: header.ratios[rollout] ? part(ratios) : null, played: header.played[rollout] };
+      const found = { text, lengths: header.split[rollout] ? part(lengths) : null, logprobs: part(logprobs), played: header.played[rollout] };
       rollout += 1; token += n;
       return found;
     });
