@@ -112,9 +112,7 @@ class Learner:
         self.parameters = model.parameters_of(settings.role)
         self._carriers = optim.carriers(self.parameters, settings.train.optimizer)
         self.optimizer = optim.make_optimizer(
-            [carrier.moved for carrier in self._carriers],
-            settings.train,
-            lambda i: model.is_inner(self._carriers[i].parameter),
+            [carrier.moved for carrier in self._carriers], settings.train
         )
         with ending_out_of_memory("making the optimizer's moments"):
             optim.allocate_state(self.optimizer)
