@@ -64,8 +64,6 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
             log.records(),
             config.score.judged_by,
         )
-        if not config.samples:
-            run.rows.write_texts()
         with watch.run(begun):
             run.rows.measure(learners.policy, run.phases.record, watch, stop)
             if job.is_new:

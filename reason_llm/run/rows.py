@@ -1,24 +1,16 @@
 """The rows of a run, in a stage that learns from a set of rows."""
 
-import gzip
 from dataclasses import replace
 from functools import partial
 
-import orjson
-
-from reason_llm.data import SIDES, order, prompt_tokens
-from reason_llm.files import write_atomically
+from reason_llm.data import order
 from reason_llm.model import Datum
 from reason_llm.readers import reference
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.stopping import StopSignal
-from reason_llm.run.store import folder as run_folder
 from reason_llm.run.store.metrics import Record, timed
 from reason_llm.run.watch import Watch
 from reason_llm.train import Learner, learning
-
-MAX_UNITS = 200
-"""Units whose text is written."""
 
 
 class Rows:
@@ -38,23 +30,6 @@ class Rows:
                 for row in units[index]
             ]
         )
-
-    def write_texts(self) -> None:
-        """Write an even sample of the training rows, as lines like those of an evaluation."""
-        config, units = self._job.config, self._job.data.units
-        count = config.train.rows_per_step
-        drawn = self._drawn(0, config.run.steps * count)
-        decode = partial(self._job.run.subject.tokenizer.decode, clean_up_tokenization_spaces=False)
-        content = b""
-        for n in range(0, len(drawn), 1 + len(drawn) // MAX_UNITS):
-            for side, row in zip(SIDES, units[drawn[n]], strict=False):
-                start, step = prompt_tokens(row), n // count + 1
-                line = {"step": step, "id": f"step {step} · {row.name}"}
-                line |= {"prompt": decode(row.ids[:start]), "completion": decode(row.ids[start:])}
-                one = {"set": "", "score": row.value}
-                line |= {"set": side} if config.learns_pairs else one
-                content += orjson.dumps(line) + b"\n"
-        write_atomically(self._job.folder / run_folder.ROWS, gzip.compress(content, mtime=0))
 
     def _drawn(self, start: int, count: int) -> list[int]:
         data, seed = self._job.data, self._job.config.run.seed

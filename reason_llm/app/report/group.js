@@ -61,7 +61,7 @@ function card(state, i) {
   const advantage = groups.advantages[index][i], isReference = mode === "difference" && i === reference;
   const reward = groups.rewards[index][i], cut = groups.truncated[index][i] ? "cut off" : "";
   const head = labels ? make("header", {},
-    make("b", {}, labels[i] || "learned"), make("span", {}, filters.view === "held_out" || reward ? `score ${shown(reward)}` : "", cut && `, ${cut}`)) : make("header", {},
+    make("b", {}, labels[i]), make("span", {}, filters.view === "held_out" || reward ? `score ${shown(reward)}` : "", cut && `, ${cut}`)) : make("header", {},
     make("b", {}, `${shown(groups.rewards[index][i])}`), make("span", {}, `#${i + 1}`),
     make("span", {}, "advantage ", make("span", { class: advantage > 0 ? "pos" : advantage < 0 ? "neg" : "" }, signed(advantage))),
     make("span", {}, `${groups.lengths[index][i].toLocaleString("en")} tokens${groups.truncated[index][i] ? ", cut off" : ""}`));

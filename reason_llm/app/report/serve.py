@@ -29,10 +29,7 @@ from reason_llm.errors import ConfigError, ReasonError, one_line, shown
 
 HTML, JSON = "text/html; charset=utf-8", "application/json"
 GZIP, TEXT = "application/octet-stream", "text/plain; charset=utf-8"
-BEFORE_RECORDS = {
-    *("resolved_config.yaml", "environment.json", "start", "buffers", "buffer.json"),
-    "rows.jsonl.gz",
-}
+BEFORE_RECORDS = {"resolved_config.yaml", "environment.json", "start", "buffers", "buffer.json"}
 """Files of a run's folder before its first record."""
 HEADERS = {
     "Cache-Control": "no-store",
