@@ -1,7 +1,6 @@
 """Prompts and rows to learn from, out of data files and Hub sets."""
 
 from reason_llm.data.attachments import KINDS, MARK, folder_of, with_parts
-from reason_llm.data.families import DATE_OPTION
 from reason_llm.data.faults import Faults
 from reason_llm.data.forms import SIDES, Completed, Example, Problem, read_demonstration
 from reason_llm.data.kept import load_kept
@@ -39,7 +38,6 @@ from reason_llm.data.rows import GYM, Row, gym_maker, gym_tasks, is_empty, optio
 from reason_llm.data.sets import Data, DataSet
 from reason_llm.data.templates import (
     chat_template,
-    date_argument,
     reads_date,
     system_prompt,
     today,

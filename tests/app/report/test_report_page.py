@@ -40,13 +40,13 @@ def embedded(content: bytes) -> dict[str, Any]:
 
 
 def opened(content: bytes, run: int, step: int) -> tuple[dict[str, Any], Any]:
-    """The header of a step's rollouts, and its three planes of numbers."""
+    """The header of a step's rollouts, and its two planes of numbers."""
     pattern = rf'<script type="text/plain" id="rollouts-{run}-{step}">(.*?)</script>'
     found = re.search(pattern, content.decode())
     assert found
     blob = gzip.decompress(base64.b64decode(found[1]))
     size = int.from_bytes(blob[:4], "little")
-    return orjson.loads(blob[4 : 4 + size]), np.frombuffer(blob[4 + size :], "<u2").reshape(3, -1)
+    return orjson.loads(blob[4 : 4 + size]), np.frombuffer(blob[4 + size :], "<u2").reshape(2, -1)
 
 
 def unpacked(content: bytes, run: int, step: int) -> dict[str, Any]:
