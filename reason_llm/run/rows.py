@@ -22,18 +22,15 @@ class Rows:
 
     def drawn(self, start: int, count: int) -> list[Datum]:
         """The rows of the units (pairs, or rows) from ``start`` on in the run's order."""
-        units = self._job.data.units
+        data, seed = self._job.data, self._job.config.run.seed
+        drawn = order(data.sizes, data.weights, seed, start, count)
         return self._references.of(
             [
                 replace(Datum.of_row(row), group=number)
-                for number, index in enumerate(self._drawn(start, count))
-                for row in units[index]
+                for number, index in enumerate(drawn)
+                for row in data.units[index]
             ]
         )
-
-    def _drawn(self, start: int, count: int) -> list[int]:
-        data, seed = self._job.data, self._job.config.run.seed
-        return order(data.sizes, data.weights, seed, start, count)
 
     def held_out(self) -> list[Datum]:
         """The held-out rows for evaluation."""
