@@ -35,13 +35,13 @@ class AheadBuffer(RolloutBuffer):
             }
         return self
 
-    def read(self, step: int) -> Document | None:
+    def read(self, step: int, checkpoint: str | None = None) -> Document | None:
         """See ``RolloutBuffer``; it is this step's turn."""
         if any(before < step for before in self._ahead):
             self._settle()
             self._drop(step)
         self._current = step
-        document = super().read(step)
+        document = super().read(step, checkpoint)
         if document is self._document:
             self._drop(step + 1)
         return document
@@ -53,6 +53,11 @@ class AheadBuffer(RolloutBuffer):
 
     def _held(self, step: int) -> Document | None:
         return self._ahead.get(step) or super()._held(step)
+
+    def _as_own(self, document: Document, checkpoint: str | None) -> Document:
+        if document is self._ahead.get(document.step):
+            return document  # it names the checkpoint of the policy that sampled it
+        return super()._as_own(document, checkpoint)
 
     def _keep(self, document: Document) -> None:
         if self._current is None or document.step <= self._current:

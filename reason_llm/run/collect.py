@@ -41,6 +41,7 @@ class Step:
     """Prompts that earlier steps took from the order."""
     version: int
     """The version of the policy that samples it, in learned steps."""
+    checkpoint: str | None
     job: Job
     buffer: RolloutBuffer
     stop: StopRequest
@@ -57,7 +58,7 @@ class Step:
 
     def begin(self) -> Document | None:
         """The step's rollouts so far, at the start of its turn; they are moved into the buffer."""
-        return self.buffer.read(self.number)
+        return self.buffer.read(self.number, self.checkpoint)
 
     def prompts(self, count: int) -> list[Prompt]:
         """The first prompts of the step."""
@@ -76,6 +77,7 @@ class Step:
                 whole=whole,
                 drawn=drawn,
                 counts=counts,
+                checkpoint=self.checkpoint,
                 version=self.version,
             )
 

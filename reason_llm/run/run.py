@@ -83,6 +83,7 @@ class Run:
             number,
             self.state.drawn,
             self._team.version_of(number),
+            None if self._saved is None else str(self._saved.folder),
             self.job,
             self._buffer,
             self._stop,

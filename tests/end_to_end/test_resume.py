@@ -5,6 +5,7 @@ its own, as a user starts it; every other place and kind is in ``test_faults``.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -139,3 +140,89 @@ def test_a_finished_run_is_left_alone_and_can_be_prolonged(tmp_path: Path) -> No
     assert "stretches" not in done.stdout  # a constant rate
     assert orjson.loads((run / "summary.json").read_bytes())["steps"] == 2
     assert (run / "adapter" / "adapter_model.safetensors").read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("place", "count"),
+    [
+        pytest.param(SAMPLING, 80, marks=pytest.mark.faults),
+        pytest.param(LEARNING, 1, marks=pytest.mark.long),
+    ],
+)
+def test_the_buffer_of_the_first_step_is_enough_to_go_on(
+    place: str, count: int, tmp_path: Path, uninterrupted: dict[str, object]
+) -> None:
+    config = write_config(tmp_path)
+    die(config, place, count)
+    shutil.rmtree(tmp_path / "runs")
+    resumed = train(config)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumes from the rollouts in" in resumed.stdout
+    assert ("sampled before" in resumed.stdout) == (place == LEARNING)
+    assert outcome(tmp_path) == uninterrupted
+
+
+@pytest.mark.faults
+def test_the_buffer_of_a_later_step_needs_its_checkpoint(
+    tmp_path: Path, uninterrupted: dict[str, object]
+) -> None:
+    """Without it, one line whose options work; with a copy of it, the run goes on."""
+    config = write_config(tmp_path)
+    die(config, LEARNING, 3)
+    kept = (tmp_path / "buffer.json").read_bytes()
+    (tmp_path / "runs" / "run").rename(tmp_path / "kept")
+    refused = train(config)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    named = orjson.loads(kept)["checkpoint"]
+    assert named == str(tmp_path / "runs" / "run" / "checkpoints" / "step-00000001")
+    assert f"its checkpoint is missing: {named} is not there; restore it" in refused.stderr
+    told = refused.stderr.strip().partition("these rollouts alone: the same command with ")[2]
+    assert told == f"--run.name run_replay --from-buffer {tmp_path / 'buffer.json'}"
+    replayed = train(config, *told.split())
+    assert replayed.returncode == 0, replayed.stderr
+    assert (tmp_path / "buffer.json").read_bytes() == kept
+    copy = ("--run.resume", str(tmp_path / "kept" / "checkpoints" / "step-00000001"))
+    again = train(config, *copy)
+    assert again.returncode == 0, again.stderr
+    assert "sampled before" in again.stdout
+    found = outcome(tmp_path)
+    whole = uninterrupted | {"metrics": uninterrupted["metrics"][1:]}  # type: ignore[index]
+    assert found["metrics"][1:] == whole["metrics"][1:]  # type: ignore[index]
+    for name in ("adapter", "optimizer", "rollouts", "finished"):
+        assert found[name] == uninterrupted[name], name
+    done = train(config, *copy)
+    assert (done.returncode, "is finished at step 2" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.faults
+def test_a_buffer_of_part_of_a_later_step_can_still_be_learned_from(tmp_path: Path) -> None:
+    """The rollouts get their rewards first."""
+    config = write_config(tmp_path)
+    die(config, SAMPLING, 180)
+    value = orjson.loads((tmp_path / "buffer.json").read_bytes())
+    assert (value["step"], value["complete"]) == (1, False)
+    shutil.rmtree(tmp_path / "runs")
+    refused = train(config)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    rescore, _, options = refused.stderr.strip().partition(", then the same command with ")
+    _, script, buffer, *_ = rescore.partition("these rollouts alone: ")[2].split()
+    scored = [sys.executable, str(ROOT / script), buffer, str(config)]
+    done = subprocess.run(scored, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert train(config, *options.split()).returncode == 0
+
+
+@pytest.mark.faults
+def test_the_checkpoint_that_the_buffer_names_is_found_from_another_folder_of_runs(
+    tmp_path: Path, uninterrupted: dict[str, object]
+) -> None:
+    config = write_config(tmp_path)
+    die(config, LEARNING, 3)
+    elsewhere = ("--run.directory", str(tmp_path / "others"))
+    refused = train(config, *elsewhere, "--run.seed", "4")
+    assert (refused.returncode, "run.seed: 3 -> 4" in refused.stderr) == (2, True)
+    assert refused.stderr.count("\n") == 1
+    resumed = train(config, *elsewhere)
+    assert resumed.returncode == 0, resumed.stderr
+    adapter = tmp_path / "others" / "run" / "adapter" / "adapter_model.safetensors"
+    assert adapter.read_bytes() == uninterrupted["adapter"]

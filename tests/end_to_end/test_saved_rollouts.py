@@ -243,8 +243,8 @@ def test_rollouts_that_do_not_fit(
     call: Callable[..., tuple[int, str]],
 ) -> None:
     document = read_document(folder / "runs" / "first" / "buffers" / "step-00000000.json.gz")
-    value = orjson.loads(orjson.dumps({"format": 3, "groups": document.groups}))
-    value |= {"counts": {}}
+    value = orjson.loads(orjson.dumps({"format": 2, "groups": document.groups}))
+    value |= {"counts": {}, "checkpoint": None}
     run = {"id": "x", "name": "y", "config": document.run.config}
     value |= {"run": run, "step": 0, "weight_version": 0, "trained": True, "drawn": 4}
     value["complete"] = spoil.get("complete", True)

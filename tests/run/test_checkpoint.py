@@ -291,6 +291,16 @@ def test_the_one_that_is_written_and_a_user_s_link_are_kept(
     assert [folder.name[-1] for folder in checkpoint.listing(tmp_path)] == ["1", "2", "5"]
 
 
+def test_changes_are_told_where_none_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    warned = CONFIG | {"train": CONFIG["train"] | {"learning_rate": 0.5}}
+    assert checkpoint.refused_changes(CONFIG, warned) == []
+    assert len(caplog.messages) == 1 and "train.learning_rate" in caplog.text
+    caplog.clear()
+    refused = warned | {"run": CONFIG["run"] | {"seed": 5}}
+    assert len(checkpoint.refused_changes(CONFIG, refused)) == 1
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize(
     ("step", "most", "versions"),
     [(5, 2, [3, 4]), (5, 0, []), (2, 3, [0, 1]), (9, 2, []), (7, 3, [4, 6]), (0, 2, [])],

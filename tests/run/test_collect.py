@@ -127,7 +127,7 @@ def drawn_of(buffer: RolloutBuffer, step: int) -> int:
 
 
 def step_of(job: Job, buffer: RolloutBuffer, stop: StopSignal, drawn: int, number: int) -> Step:
-    return Step(number, drawn, number, job, buffer, stop, SILENT, {})
+    return Step(number, drawn, number, None, job, buffer, stop, SILENT, {})
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     buffer = buffer_path(subject.config)
     if buffer != config.run.buffer_path and config.run.from_buffer is None:
         watch.line(f"{config.run.buffer_path} is another run's: rollouts are saved in {buffer}")
-    config = with_date(subject.config, renderer)
+    config = with_date(subject.config, renderer, buffer)
     if config.data.date is not None:
         watch.line(f"chat templates read the date {config.data.date}, on later days, too")
     subject, renderer = replace(subject, config=config), renderer.on(config.data.date)

@@ -76,16 +76,19 @@ class RolloutBuffer:
                     return document
         return held
 
-    def read(self, step: int) -> Document | None:
+    def read(self, step: int, checkpoint: str | None = None) -> Document | None:
         """``find``, for the step that is next; rollouts found elsewhere are moved here.
 
         It is written to the file, but where that holds a later step of this run: a run that resumes
         from an older checkpoint comes to those rollouts again, and needs them.
+
+        Args:
+            checkpoint: path of the run's newest checkpoint.
         """
         document = self.find(step)
         if document is None or document is self._document or document is self._second:
             return document
-        document = replace(document, run=self.run, trained=False)
+        document = self._as_own(document, checkpoint)
         if document.complete and self._document is not None and self._document.step > step:
             self._second = document
         else:
@@ -100,6 +103,7 @@ class RolloutBuffer:
         whole: bool,
         drawn: int | None = None,
         counts: Mapping[str, float] = {},
+        checkpoint: str | None = None,
         version: int | None = None,
     ) -> None:
         """Write the groups of a step so far, scored or not; on disk on return.
@@ -107,7 +111,7 @@ class RolloutBuffer:
         Args:
             whole: they are all, with their advantages.
             drawn: prompts sampled so far; None: as many as there are groups.
-            counts: as in ``Document``.
+            counts, checkpoint: as in ``Document``.
             version: learned steps of the policy that samples the step.
         """
         held = self._held(step)
@@ -119,6 +123,7 @@ class RolloutBuffer:
             len(groups) if drawn is None else drawn,
             groups,
             dict(counts),
+            checkpoint,
             version if held is None else held.weight_version,  # that of the step's first rollouts
         )
         self._keep(document)
@@ -132,6 +137,10 @@ class RolloutBuffer:
     def _held(self, step: int) -> Document | None:
         held = (self._second, self._document)
         return next((document for document in held if document and document.step == step), None)
+
+    def _as_own(self, document: Document, checkpoint: str | None) -> Document:
+        """Rollouts that were found elsewhere, as the file holds them."""
+        return replace(document, run=self.run, trained=False, checkpoint=checkpoint)
 
     def _keep(self, document: Document) -> None:
         """Write newly sampled rollouts."""

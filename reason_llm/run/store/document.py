@@ -1,7 +1,7 @@
 """The JSON document of a step's rollouts, in data/buffer.json, in ``ahead/`` and in the archive.
 
-    {"sha256", "format": 3, "run": {"id", "name", "config"}, "step", "weight_version", "complete",
-    "trained", "drawn", "groups": [...], "counts": {}}
+    {"sha256", "format": 2, "run": {"id", "name", "config"}, "step", "weight_version", "checkpoint",
+    "complete", "trained", "drawn", "groups": [...], "counts": {}}
 
 ``sha256`` is the digest of the file's bytes, unpacked, without that first member. Whoever reads a
 document compares it, so that a changed number is reported and not learned from.
@@ -31,9 +31,9 @@ from reason_llm.rollout import (
     record_from_json,
 )
 
-FORMAT = 3
+FORMAT = 2
 WRITTEN = (
-    *("run", "step", "weight_version", "complete", "trained", "drawn", "groups"),
+    *("run", "step", "weight_version", "checkpoint", "complete", "trained", "drawn", "groups"),
     "counts",
 )
 """Members of a document after the format, in their order in the file."""
@@ -68,6 +68,8 @@ class Document:
     groups: list[Group]
     counts: dict[str, Number] = field(default_factory=dict)
     """Of the rewards' errors and time limits while these were scored, by metric."""
+    checkpoint: Text | None = None
+    """Path of the run's newest checkpoint when these were written; None: it had none."""
     weight_version: Count | None = None
     """Learned steps of the policy that sampled these; None: it was not written."""
 
