@@ -7,7 +7,7 @@ else. The types of the fields are checked where a record is read from JSON.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, compress
 from typing import Annotated, Any, Literal, TypeVar
@@ -173,9 +173,6 @@ class Completion:
     """Advantage of the whole completion; None until the whole step is scored."""
     turn_advantages: tuple[Number, ...] = ()
     """Advantage of each turn of the model, with ``algorithm.credit: turn``."""
-    learner_logprobs: Numbers | None = None
-    """T log-probs in nats by the learner before the step's first update; None before learning and
-    for completions that it had no need to pass through the model."""
     spans: tuple[Span, ...] = ()
     """Tokens that the model did not write, in order."""
     environment: Annotated[Mapping[str, Any], NOT_TOO_DEEP] = field(default_factory=dict)
@@ -276,10 +273,8 @@ def check_lengths(group: Group) -> None:
             tokens = len(conversation.token_ids)
             if ends != sorted(ends) or ends[-1] > tokens:
                 raise ValueError(f"{where}: its spans do not follow each other within its tokens")
-            of_learner = completion.learner_logprobs if conversation is completion else None
-            for logprobs in (conversation.logprobs, of_learner):
-                if logprobs is not None and len(logprobs) != tokens:
-                    raise ValueError(f"{where}: {tokens} token_ids but {len(logprobs)} log-probs")
+            if (numbers := len(conversation.logprobs)) != tokens:
+                raise ValueError(f"{where}: {tokens} token_ids but {numbers} log-probs")
         turns = completion.num_turns
         for of_turns in (completion.turn_rewards, completion.turn_advantages):
             if len(of_turns) not in (0, turns):
@@ -299,14 +294,6 @@ def record_from_json(kind: type[T], value: Any) -> T:
 @cache
 def _reader(kind: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def without_learner_logprobs(groups: Sequence[Group]) -> list[Group]:
-    """The groups as they were before learning."""
-    return [
-        replace(g, completions=tuple(replace(c, learner_logprobs=None) for c in g.completions))
-        for g in groups
-    ]
 
 
 def shortest_decimals(values: Any) -> Any:

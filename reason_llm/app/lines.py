@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from reason_llm.config import READERS, command, installation
+from reason_llm.config import READERS, command
 from reason_llm.errors import CheckpointError
 from reason_llm.run import Best, Record
 from reason_llm.run.store import folder as run_folder, metrics
@@ -179,8 +179,6 @@ def of_summary(summary: dict[str, Any]) -> list[str]:
         if summary[f"{phase}_planned_gib"] and summary[f"{phase}_peak_gib"]
     ]
     lines.append(f"memory: {', '.join(peaks)}")
-    if did := summary.get("replicas"):
-        lines += installation.slice_for("replicas.entry_points", "what each replica did").lines(did)
     phases = {each: summary[f"{each}_seconds"] for each in PHASES}
     saving = summary["buffer_seconds"] + summary["saving_seconds"]
     other = summary["total_seconds"] - sum(phases.values()) - saving  # loading, above all

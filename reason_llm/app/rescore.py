@@ -10,7 +10,7 @@ from pathlib import Path
 from reason_llm.config import Config
 from reason_llm.errors import ConfigError, RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
-from reason_llm.rollout import CHAT, MAY_LACK, ROW, Group, without_learner_logprobs
+from reason_llm.rollout import CHAT, MAY_LACK, ROW, Group
 from reason_llm.run import ANSWERS, Document, RunIdentity, lock, read_document, to_bytes
 from reason_llm.score import Scorer
 from reason_llm.train import with_advantages
@@ -31,9 +31,7 @@ def rescore(document: Document, config: Config, source: Path) -> Document:
         groups = with_advantages(scored, config.algorithm.row(), scorer.weights, config.turn_weight)
     changed = config.model_dump(mode="json", include={"score", "algorithm"})
     run = RunIdentity(uuid.uuid4().hex[:12], document.run.name, document.run.config | changed)
-    return replace(
-        document, run=run, complete=True, trained=True, groups=without_learner_logprobs(groups)
-    )
+    return replace(document, run=run, complete=True, trained=True, groups=groups)
 
 
 def rescore_file(source: Path, target: Path, config: Config) -> Document:

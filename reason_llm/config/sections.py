@@ -322,13 +322,11 @@ class TrainSection(Section):
     decays to 0 in the last tenth of the optimizer steps."""
     warmup_steps: Whole = 0
     """Optimizer steps of linear warm-up: step k of N has k/N of the learning rate, so 1 is none."""
-    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor"] = "adamw"
     """Optimizer. adamw: moments in float32; adamw_8bit: in 8 bits, by bitsandbytes;
     paged_adamw_8bit: also paged to host memory when the GPU is full. adafactor: one factored
-    moment; its steps are relative to each weight's size, so it needs a larger learning rate. muon:
-    one moment and orthogonalised steps for matrices, scaled to AdamW's learning rate, and AdamW for
-    embeddings, head and vectors. Source: arXiv:1711.05101, 2110.02861, 2305.14314, 1804.04235,
-    2502.16982."""
+    moment; its steps are relative to each weight's size, so it needs a larger learning rate.
+    Source: arXiv:1711.05101, 2110.02861, 2305.14314, 1804.04235."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
     rows_per_step: Count = 64

@@ -1,7 +1,6 @@
 """Prompts and rows to learn from, out of data files and Hub sets."""
 
 from reason_llm.data.attachments import KINDS, MARK, folder_of, with_parts
-from reason_llm.data.families import DATE_OPTION
 from reason_llm.data.faults import Faults
 from reason_llm.data.forms import SIDES, Completed, Example, Problem
 from reason_llm.data.kept import load_kept
@@ -39,11 +38,10 @@ from reason_llm.data.rows import GYM, Row, gym_maker, gym_tasks, is_empty, optio
 from reason_llm.data.sets import Data, DataSet
 from reason_llm.data.templates import (
     chat_template,
-    date_argument,
     reads_date,
     system_prompt,
     today,
     unasked_form,
 )
-from reason_llm.data.token_rows import check_ends, prompt_tokens, tokenizer_digest
+from reason_llm.data.token_rows import check_ends, tokenizer_digest
 from reason_llm.data.tools import Call, plain_messages, said_before

@@ -16,7 +16,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -166,14 +166,7 @@ def _with_variables(server: McpServer) -> McpServer:
     def filled(values: Mapping[str, str]) -> dict[str, str]:
         return {name: re.sub(r"\$\{(\w++)\}", value, text) for name, text in values.items()}
 
-    return McpServer(
-        server.command,
-        server.args,
-        filled(server.env),
-        server.cwd,
-        server.url,
-        filled(server.headers),
-    )
+    return replace(server, env=filled(server.env), headers=filled(server.headers))
 
 
 async def _transport(server: McpServer, stack: AsyncExitStack) -> Any:

@@ -54,7 +54,7 @@ class Sessions:
         elif kind == "mcp":
             self.plays = mcp_tools(rest)
         else:
-            self.plays = tasksets(config, rest, renderer)
+            self.plays = tasksets(config, rest)
         if kind != "verifiers":  # which renders anew where turns cannot follow
             renderer.replies([[{"role": "user", "content": "."}]], self.section.reply_tokens, REPLY)
 

@@ -1,40 +1,26 @@
 """Rollouts in environments of verifiers 0.4, as they come, and their rewards.
 
 verifiers runs a task's own code in this process, and its tool servers in processes; rewards and
-metrics of what the model wrote are called in the sandbox. It asks the token server through its
-training client, with our renderer or with one of its own that was named. Its harness for plain
-chats, which starts a process for each rollout, is replaced by one that runs in this process; a
-taskset that ships a harness keeps it.
+metrics of what the model wrote are called in the sandbox. Its client hands each request of a chat
+to the token server. Its harness for plain chats, which starts a process for each rollout, is
+replaced by one that runs in this process; a taskset that ships a harness keeps it.
 """
 
 import asyncio
 import inspect
 import pickle
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import cache, partial, wraps
 from types import ModuleType
 from typing import Any
-from urllib.parse import parse_qsl
 
 from reason_llm.config import Config, installation
-from reason_llm.data import (
-    DATE_OPTION,
-    Renderer,
-)
 from reason_llm.environments.mcp_tools import client, converse
 from reason_llm.environments.task_rows import TASKSET, parsed_source, tasks_of
-from reason_llm.environments.token_server import (
-    Branch,
-    Endpoint,
-    Play,
-    Plays,
-    Session,
-    TokenServer,
-)
+from reason_llm.environments.token_server import WAVE, Endpoint, Play, Plays, Session, TokenServer
 from reason_llm.errors import ConfigError, one_line
-from reason_llm.model import end_token_ids
 from reason_llm.sample import openai_api
 from reason_llm.score.code import CheckerError, Mode, Subject, checkers_of, finite
 
@@ -42,49 +28,35 @@ HARNESS = "reason_llm_chat"
 """The module by whose name verifiers finds our harness."""
 SANDBOX, TRAINER = "sandbox", "trainer"
 """Places where rewards are called."""
-TURNS = "reason_llm_turns"
-"""The module by whose name it finds our renderer."""
 
 
-def tasksets(config: Config, query: str, own: Renderer) -> Plays:
+def tasksets(config: Config, query: str) -> Plays:
     """Rollouts of the tasks of ``data.train`` and ``data.eval``.
 
     Args:
-        query: options of ``sample.environment``: ``renderer=qwen3``.
-        own: renderer of the turns unless an option names another.
+        query: options of ``sample.environment``: ``scoring=trainer``.
     """
     where = f"sample.environment={config.sample.environment}"
     try:
         from verifiers.v1.clients import ModelContext
-        from verifiers.v1.configs.client import TrainClientConfig
+        from verifiers.v1.configs.client import EvalClientConfig
     except ImportError as error:
         raise ConfigError(
             f"{where} needs the package verifiers; install it with: "
             f"{installation.install('verifiers')}"
         ) from error
-    try:
-        options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
-        scoring = options.pop("scoring", SANDBOX)
-        if scoring not in (SANDBOX, TRAINER):
-            raise ValueError(f"scoring={scoring} is neither {SANDBOX} nor {TRAINER}")
-        renderer_options = _renderer_options(options, config, own)
-        renderer = TrainClientConfig.model_validate({"renderer": renderer_options}).renderer
-    except (ValueError, KeyError) as error:
-        raise ConfigError(
-            f"{where}: {one_line(error)[:300]}; write verifiers, or verifiers?renderer=qwen3 with "
-            "a renderer of the package renderers and its own options"
-        ) from error
+    scoring = query.removeprefix("scoring=") if query else SANDBOX
+    if scoring not in (SANDBOX, TRAINER):
+        raise ConfigError(f"{where} is not known; write verifiers, or verifiers?scoring={TRAINER}")
 
     @asynccontextmanager
     async def plays(server: TokenServer) -> AsyncIterator[Play]:
         context = ModelContext(
             openai_api.MODEL,
-            TrainClientConfig(
+            EvalClientConfig(
                 base_url=server.url,
                 api_key_var="REASON_LLM_HAS_NO_SUCH_VARIABLE",  # the header has the key
-                headers={"Authorization": f"Bearer {server.key}"},
-                renderer_model_name=config.model.path,
-                renderer=renderer,
+                headers={WAVE: server.key},
             ),
         )
         async with AsyncExitStack() as stack:
@@ -106,25 +78,6 @@ def tasksets(config: Config, query: str, own: Renderer) -> Plays:
             yield play
 
     return plays
-
-
-def _renderer_options(options: Mapping[str, str], config: Config, own: Renderer) -> dict[str, Any]:
-    """Options of the client's renderer: the one that ``options`` name, or our own.
-
-    Raises:
-        KeyError: there are options, and they name no renderer.
-    """
-    named: dict[str, Any] = {"name": options["renderer"] if options else "auto"}
-    named |= {key: value for key, value in options.items() if key != "renderer"}
-    if named["name"] in ("auto", "default"):
-        # verifiers imports a renderer by name, so ours is a module.
-        sys.modules[TURNS] = _turns(own, end_token_ids(config.model.path, own.tokenizer))
-        named |= {"name": "custom", "import_path": f"{TURNS}.Turns"}
-        named |= {"reply_tokens": config.sample.reply_tokens}
-        named |= {"chat_template": own.template.jinja, **dict(own.template.arguments)}
-    if named["name"] == "gpt-oss":
-        named.setdefault(DATE_OPTION, own.template.date)
-    return named
 
 
 def _place(session: Session) -> tuple[str, int]:
@@ -163,7 +116,10 @@ def _reward(session: Session, episode: Any) -> float | None:
         errors = [*episode.errors, *(error for t in episode.traces for error in t.errors)]
         raise ValueError(f"{errors[0].type}: {errors[0].message}" if errors else "it has no reward")
     traces = [trace for trace in episode.traces if trace.agent.trainable]
-    conversations = _conversations(session.branches, episode.traces)
+    conversations = {
+        trace.id: [branch for branch in session.branches if branch.trace == trace.id]
+        for trace in episode.traces
+    }
     if len(traces) == 1:
         (trace,) = traces
         session.branches = conversations[trace.id]
@@ -182,35 +138,6 @@ def _reward(session: Session, episode: Any) -> float | None:
     if not session.seats:
         session.branches = []  # of seats that are not trained
     return None
-
-
-def _conversations(branches: list[Branch], traces: list[Any]) -> dict[str, list[Branch]]:
-    """The token server's conversations of each trace, which has the same tokens.
-
-    Raises:
-        ValueError: two traces have the same conversation, and are paid or trained differently.
-    """
-    owners: dict[tuple[int, ...], list[Any]] = {}
-    for trace in traces:
-        for branch in trace.branches:
-            # A trace may end in a reply to the model, which the token server never saw.
-            ids, is_sampled = branch.token_ids, branch.sampled_mask
-            end = len(ids) - next(
-                (n for n, own in enumerate(reversed(is_sampled)) if own), len(ids)
-            )
-            owners.setdefault(tuple(ids[:end]), []).append(trace)
-    by_trace: dict[str, list[Branch]] = {trace.id: [] for trace in traces}
-    for branch in branches:
-        same = owners.get((*branch.prompt, *branch.ids), [])
-        kinds = {(trace.agent.trainable, _paid(trace)) for trace in same}
-        if len(kinds) > 1 or (not same and len(traces) > 1):
-            raise ValueError(
-                "a conversation of this episode is that of no seat, or of two seats that are "
-                "rewarded differently; let each seat's prompt name the seat"
-            )
-        owner = min(same or traces, key=lambda trace: len(by_trace[trace.id]))
-        by_trace[owner.id].append(branch)
-    return by_trace
 
 
 def _paid(trace: Any) -> float | None:
@@ -280,15 +207,6 @@ def _scores(value: Any) -> float | dict[str, float]:
     if isinstance(value, dict):
         return {str(name): finite(score) for name, score in value.items()}
     return finite(value)
-
-
-def _turns(own: Renderer, ends: Collection[int]) -> ModuleType:
-    """A module with the renderer, as verifiers loads one; ``ends`` are the end tokens."""
-    from reason_llm.environments.verifiers_renderer import Turns
-
-    module = ModuleType(TURNS)
-    vars(module).update(Turns=type("Turns", (Turns,), {"own": own, "end_token_ids": ends}))
-    return module
 
 
 def _harness() -> ModuleType:

@@ -1,12 +1,12 @@
 """The policy behind a port of this machine, while rollouts are sampled.
 
-    POST /inference/v1/generate   token ids in, token ids and log-probs out; vLLM's form
     POST /v1/chat/completions     messages in, a message out; OpenAI's form
     POST /v1/responses            items in, items out; OpenAI's form
     GET  /v1/models               the one model and its context
 
 The port is open on 127.0.0.1 while one wave is sampled. A request names a rollout of that wave, by
-the rollout's own key, or by the wave's key and ``X-Session-ID``. Keys are new in each wave.
+the rollout's own key, or by the wave's key and ``X-Session-ID``, a trace of verifiers. Keys are new
+in each wave.
 
 **The barrier.** The model is asked when every live rollout waits for it, in the rollouts' order, so
 that samples do not depend on the order of arrival. With vLLM a request joins the batch under way.
@@ -14,10 +14,8 @@ A rollout that keeps all others waiting is ended. Sampled tokens are never encod
 that continues an earlier answer is asked with the ids so far and those of the reply. A rollout
 may ask in parallel: each request is a conversation, and it waits once all its tasks do.
 
-Source: the request and the answer of ``renderers`` 0.1.12 (``client.py``), which verifiers 0.4 and
-vLLM's ``/inference/v1/generate`` share. Differs: a request's temperature and filters are ignored
-with a warning, and what else would change the distribution is refused (``openai_api``), since what
-is learned must be drawn from the policy.
+A request's temperature and filters are ignored with a warning, and what else would change the
+distribution is refused (``openai_api``), since what is learned must be drawn from the policy.
 """
 
 import asyncio
@@ -41,13 +39,15 @@ from reason_llm.data import Messages, Renderer, plain_messages
 from reason_llm.environments.data_side import REPLY
 from reason_llm.errors import ReasonError, one_line
 from reason_llm.model import decode
-from reason_llm.rollout import Completion, FinishReason, Prompt, Span, TokenIds, record_from_json
+from reason_llm.rollout import Completion, FinishReason, Prompt, Span
 from reason_llm.sample import openai_api
 
 MAX_CONNECTIONS = 1024
 """Connections allowed in addition to one for each rollout."""
-GENERATE = "/inference/v1/generate"
-SESSION = "X-Session-ID"
+SESSION, WAVE = "X-Session-ID", "X-Wave-Key"
+"""Headers with a trace of verifiers, and with the wave's key."""
+OPENING_TOKENS = 8
+"""Tokens at the end of a prompt that may open a thought."""
 SETTLE_SECONDS = 0.3
 """Time that the barrier waits for tasks of a rollout that asked and may ask in parallel. A task
 that is idle for longer, such as a client's helper, is no longer waited for."""
@@ -68,6 +68,8 @@ class Branch:
     """Messages of a chat as the client knows them, the model's last answer included."""
     tools: tuple[dict[str, Any], ...] = ()
     """Tools in the prompt of a chat."""
+    trace: str = ""
+    """The trace of verifiers that it belongs to."""
 
     @property
     def sampled(self) -> int:
@@ -169,7 +171,7 @@ class Session:
         """Add an answer of the model, and the ids of its text after the last whole token."""
         branch, added = ask.branch, ask.added
         if len(branch.ids) > ask.known:  # another request went on from there
-            branch, added = Branch(ask.ids, tools=branch.tools), ()
+            branch, added = Branch(ask.ids, tools=branch.tools, trace=branch.trace), ()
             ask.branch = branch
         branch.add(added)
         branch.ids += completion.token_ids
@@ -192,12 +194,6 @@ class Endpoint:
     messages: Messages
     """The row's prompt, its system prompt included."""
     model: str = openai_api.MODEL
-
-
-@dataclass(frozen=True, slots=True)
-class _Generate:
-    token_ids: TokenIds
-    stop_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -401,7 +397,6 @@ class TokenServer:
 
     async def _open(self) -> None:
         app = web.Application(client_max_size=openai_api.MAX_BYTES)
-        app.router.add_post(GENERATE, self._answered(self._generate))
         for path in openai_api.FORMS:
             app.router.add_post(path, self._answered(self._chat))
         app.router.add_get("/v1/models", self._answered(self._models))
@@ -452,8 +447,8 @@ class TokenServer:
         """The rollout that asks; nothing of its request's body is read before."""
         key = request.headers.get("Authorization", "").removeprefix("Bearer ")
         session = self._by_key.get(key)
-        if hmac.compare_digest(key.encode(), self.key.encode()):
-            session = self._by_name.get(request.headers.get(SESSION, ""), session)
+        if hmac.compare_digest(request.headers.get(WAVE, "").encode(), self.key.encode()):
+            session = self._by_name.get(request.headers.get(SESSION, ""))
         if session is None or session.has_ended:
             raise PermissionError(
                 "this key names no rollout that is under way with the adapter of now; take the "
@@ -462,62 +457,19 @@ class TokenServer:
         return session
 
     async def _other(self, session: Session, request: web.Request) -> Any:
-        offered = ", ".join(
-            ["GET /v1/models", *(f"POST {path}" for path in (*openai_api.FORMS, GENERATE))]
-        )
+        offered = ", ".join(["GET /v1/models", *(f"POST {path}" for path in openai_api.FORMS)])
         raise _NotOffered(f"{request.method} {request.path} is not offered; there is {offered}")
 
     async def _models(self, session: Session, request: web.Request) -> Any:
         model = {"id": openai_api.MODEL, "object": "model", "max_model_len": self.context_tokens}
         return {"object": "list", "data": [model]}
 
-    async def _generate(self, session: Session, request: web.Request) -> Any:
-        body = openai_api.body_of(await request.read())
-        sampling_params = body.pop("sampling_params", {})
-        if not isinstance(sampling_params, dict):
-            raise ValueError(f"sampling_params={sampling_params!r:.100} is not an object")
-        params = {name: value for name, value in sampling_params.items() if value is not None}
-        if params.get("logprobs", 1) not in (0, 1):
-            raise ValueError("logprobs is not offered: only the sampled token's log-prob is known")
-        openai_api.check_members(body, ("token_ids",), self.section)
-        read = ("max_tokens", "stop", "stop_token_ids", "seed", "logprobs")
-        openai_api.check_members(params, read, self.section)
-        draw, ends = openai_api.draw_of(params), params.get("stop_token_ids", ())
-        parsed = record_from_json(_Generate, {**body, "stop_token_ids": ends})
-        if not set(parsed.stop_token_ids) <= set(self.end_token_ids):
-            raise ValueError(
-                f"stop_token_ids={list(parsed.stop_token_ids)!r:.100} are not all of the model's "
-                f"end tokens {sorted(self.end_token_ids)}; take the renderer of this model"
-            )
-        if (last := len(self.renderer.tokenizer) - 1) < (largest := max(parsed.token_ids)):
-            raise ValueError(f"token_ids has {largest}; the vocabulary ends at {last}")
-        # Ids that continue a conversation are its next turn: training passes their prefix once.
-        ids, branch, added = parsed.token_ids, Branch(parsed.token_ids), tuple[int, ...]()
-        for other in session.branches:
-            so_far = (*other.prompt, *other.ids)
-            if len(ids) > len(so_far) and ids[: len(so_far)] == so_far:
-                branch, added = other, ids[len(so_far) :]
-        completion, _ = await self._sampled(session, branch, added, draw)
-        content: list[dict[str, Any]] = [
-            {"token": f"token_id:{number}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-            for number, logprob in zip(completion.token_ids, completion.logprobs, strict=True)
-        ]
-        return {
-            "request_id": secrets.token_hex(8),
-            "choices": [
-                {
-                    "index": 0,
-                    "token_ids": completion.token_ids,
-                    "logprobs": {"content": content},
-                    "finish_reason": completion.finish_reason,
-                }
-            ],
-        }
-
     async def _chat(self, session: Session, request: web.Request) -> web.Response:
         read, write = openai_api.FORMS[request.path]
         chat = read(openai_api.body_of(await request.read()), self.section)
-        answer = await self._chat_answer(session, chat)
+        name = request.headers.get(SESSION, "")
+        trace = name if self._by_name.get(name) is session else ""
+        answer = await self._chat_answer(session, chat, trace)
         whole, lines = write(answer)
         if not chat.stream:
             return web.Response(body=orjson.dumps(whole), content_type="application/json")
@@ -525,7 +477,7 @@ class TokenServer:
         return web.Response(body=content, content_type="text/event-stream")
 
     async def _chat_answer(
-        self, session: Session, chat: openai_api.ChatRequest
+        self, session: Session, chat: openai_api.ChatRequest, trace: str
     ) -> openai_api.ChatAnswer:
         messages = chat.messages
         size = sum(len(message["content"]) for message in messages)
@@ -535,20 +487,32 @@ class TokenServer:
         if chat.tools:
             renderer.check_tools("a request")
         # Messages that continue a conversation follow its sampled ids: nothing is rendered again.
-        branch, added = Branch((), tools=chat.tools), list[int]()
+        new = branch = Branch((), tools=chat.tools, trace=trace)
+        added: list[int] = []
         for other in session.branches:
             known = len(other.messages)
             if known and known < len(messages) and messages[:known] == other.messages:
-                branch = other if other.tools == chat.tools else branch
-        if branch.ids:
+                is_same = (other.tools, other.trace) == (chat.tools, trace)
+                branch = other if is_same else branch
+        if branch is not new:
             tail = messages[len(branch.messages) :]
-            added = renderer.after(branch.ids, tail, self.section.reply_tokens, REPLY)
-        else:
+            try:
+                added = renderer.after(branch.ids, tail, self.section.reply_tokens, REPLY)
+            except ReasonError:
+                if not trace:
+                    raise
+                branch = new  # the template writes earlier answers anew
+        if branch is new:
             branch.prompt = renderer.prompt("a chat", messages, "").token_ids
         completion, ask = await self._sampled(session, branch, tuple(added), chat.draw)
         notes = session.notes
+        thought = ""
+        if trace:
+            opening = decode(renderer.tokenizer, [list(ask.ids[-OPENING_TOKENS:])])[0]
+            thought, said = _divided(completion.text, opening)
+            completion = replace(completion, text=said)
         answer, calls = openai_api.chat_answer(
-            chat, renderer, completion, len(ask.ids), notes["turns"]
+            chat, renderer, completion, len(ask.ids), notes["turns"], thought
         )
         if calls:
             notes["calls"] = notes.get("calls", 0) + len(calls)
@@ -588,6 +552,15 @@ class TokenServer:
                 if ask in session.asks:  # the client has gone
                     session.asks.remove(ask)
                     self._changed.notify_all()
+
+
+def _divided(text: str, opening: str) -> tuple[str, str]:
+    """The thought in an answer, which rewards of verifiers do not read, and what is said after it;
+    ``opening``: the end of what the model read."""
+    thought, end, said = text.partition("</think>")
+    if not end and not opening.rstrip().endswith("<think>") and "<think>" not in text:
+        return "", text
+    return thought, said
 
 
 def _order(ask: Ask) -> Any:

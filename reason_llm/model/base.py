@@ -324,12 +324,6 @@ class Model:
         own = weights.state(policy) if is_full else adapters.state(policy, _adapter_name(role))
         adapters.load_tensors(own, tensors)
 
-    def is_inner(self, parameter: nn.Parameter) -> bool:
-        """Whether a matrix lies between the embeddings and the heads."""
-        base = weights.base_of(self.policy)
-        ends = [base.get_input_embeddings(), self.head, *self.heads.values()]
-        return all(parameter is not end.weight for end in ends)
-
     def parameters_of(self, role: Role) -> list[nn.Parameter]:
         """Parameters that a role trains: its adapter's, in the model's order, then its head's; or
         the weights'."""

@@ -310,13 +310,10 @@ class Cluster:
         if not self._group.wait(PLACE_SECONDS):
             has = ", ".join(f"{resources.get(name, 0):g} {name}" for name in share)
             needs = ", ".join(f"{amount:g} {name}" for name, amount in share.items())
-            asks = f"run.replicas={self.count}"
-            if self.samplers:
-                asks += f" with run.samplers={self.samplers}"
             raise ReplicaError(
-                f"{asks} finds no place in the cluster: in addition to this process it "
-                f"needs {self.total - 1} times {needs}, and in all there are {has}; lower it, or "
-                "end what else runs there"
+                f"run.replicas={self.count} with run.samplers={self.samplers} finds no place in "
+                f"the cluster: beside this process it needs {self.total - 1} times {needs}, and in "
+                f"all there are {has}; lower them, or end what else runs there"
             )
 
     def _check_gpu(self, holder: Any) -> None:

@@ -98,12 +98,9 @@ class Crew(Team):
         self.report_losses("while it loaded the model")
         count = 1 + len(self.ready())
         machines = len({self.cluster.address, *(m.address or "" for m in self.members)} - {""})
-        size = f"{count} replica{'s' if count > 1 else ''}"
-        if self.cluster.samplers:
-            size += f" and {len(self._alive(samplers=True))} that sample only"
         self._watch.line(
-            f"{size} on {machines} machine{'s' if machines > 1 else ''}, "
-            f"{self._run.shards} shards; the others were waited for "
+            f"replicas: {count}, samplers: {len(self._alive(samplers=True))}, machines: "
+            f"{machines}, shards: {self._run.shards}; the others were waited for "
             f"{time.perf_counter() - started:.0f} s; the plan above is for each"
         )
 

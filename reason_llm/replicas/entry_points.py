@@ -1,10 +1,10 @@
 """The answers of this package to the core: the processes that a config asks for, with their memory
-and their part in the buffer; their start; and the lines on what they did. Imported without torch.
+and their part in the buffer; their start; and sums of what they did. Imported without torch.
 """
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -107,12 +107,9 @@ def replicas_of(config: Config) -> int:
     if replicas == 1 and not run.samplers:  # auto has found one GPU, which needs no Ray
         return 1
     if importlib.util.find_spec("ray") is None:
-        asks, without = f"run.replicas={run.replicas}", "run.replicas to 1"
-        if run.samplers:
-            asks, without = f"run.samplers={run.samplers}", "run.samplers to 0"
         raise ReplicaError(
-            f"{asks} needs Ray, which is not installed; install it with: "
-            f"{installation.install('ray')}, or set {without}"
+            f"run.replicas={run.replicas} with run.samplers={run.samplers} needs Ray, which is not "
+            f"installed; install it with: {installation.install('ray')}, or set them to 1 and 0"
         )
     if os.environ.get("RAY_AUTH_MODE", "token") != "token":
         raise ReplicaError(
@@ -154,24 +151,3 @@ def totals(records: Sequence[Record]) -> dict[str, dict[str, float]]:
                 sums = by_number.setdefault(number, {})
                 sums[name] = round(sums.get(name, 0.0) + value, 3)
     return dict(sorted(by_number.items(), key=lambda item: (len(item[0]), item[0])))
-
-
-def lines(did: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """``replica 1: 12 s sampling, 10 s learning (2 s of it waiting, 34.0 MiB sent)`` for each of
-    the ``totals``."""
-    return [_line(number, of_replica) for number, of_replica in did.items()]
-
-
-def _line(number: str, did: Mapping[str, float]) -> str:
-    phases = [
-        f"{did[f'{phase}_seconds']:.0f} s {phase}"
-        for phase in ("sampling", "learning")
-        if f"{phase}_seconds" in did
-    ]
-    cost = ""
-    if "waiting_seconds" in did:
-        sent = did.get("sent_bytes", 0.0) / 2**20
-        cost = f" ({did['waiting_seconds']:.0f} s of it waiting, {sent:.1f} MiB sent)"
-    return (
-        f"replica {number}{' (this process)' if number == '0' else ''}: {', '.join(phases)}{cost}"
-    )

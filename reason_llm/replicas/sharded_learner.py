@@ -203,8 +203,7 @@ class ShardedLearner(Learner):
         return tallies
 
     def _of_all(self, step: int, tallies: list[list[Tally]]) -> tuple[list[list[Tally]], int]:
-        """The tallies of all shards in order. The peers compare their adapters here, and share what
-        only one of them has measured.
+        """The tallies of all shards in order. The peers compare their adapters here.
 
         Raises:
             TrainingError: a peer has another adapter.
@@ -217,11 +216,6 @@ class ShardedLearner(Learner):
             "micro_batch_tokens": self.micro_batches.tokens,
             "replays": self.micro_batches.take_replays(),
             "digest": digest.hexdigest(),
-            "logprobs_at_start": {
-                i: values.tolist()
-                for i, values in enumerate(self.logprobs_at_start)
-                if has_peers and values is not None
-            },
         }
         results: list[dict[str, Any]] = [
             json.loads(result) for result in self.shards.peers.gather(json.dumps(content).encode())
@@ -236,9 +230,6 @@ class ShardedLearner(Learner):
             )
         # The smallest micro-batch of any peer holds for all, and in the checkpoint.
         self.micro_batches.tokens = min(result["micro_batch_tokens"] for result in results)
-        for result in results:
-            for i, values in result["logprobs_at_start"].items():
-                self.logprobs_at_start[int(i)] = torch.tensor(values)
         of_all = [
             [_from_json(tally) for result in results for tally in result["updates"][update]]
             for update in range(len(tallies))

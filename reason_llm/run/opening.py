@@ -12,7 +12,6 @@ from reason_llm.errors import BusyError
 from reason_llm.model import Model, default_device
 from reason_llm.model.plan import GIB, Meter, Plan
 from reason_llm.readers import Reader, reference
-from reason_llm.rollout import without_learner_logprobs
 from reason_llm.run.run import Run
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.locks import run_lock
@@ -65,8 +64,6 @@ def open_run(job: Job, watch: Watch) -> Iterator["Run"]:
             log.records(),
             config.score.judged_by,
         )
-        if not config.samples:
-            run.rows.write_texts()
         with watch.run(begun):
             if job.is_new:
                 run.evaluate_untrained()
@@ -99,7 +96,7 @@ def _saved_rollouts(job: Job, step: int, run: RunIdentity) -> Document:
     saved_rollouts.warn_of_another(path, document, job.run.saved_run)
     weights = job.scorer.weights, job.config.turn_weight
     groups = with_advantages(document.groups, job.config.learned_row, *weights)
-    return replace(document, step=step, groups=without_learner_logprobs(groups))
+    return replace(document, step=step, groups=groups)
 
 
 def _team_of(job: Job, watch: Watch) -> AbstractContextManager[Team]:

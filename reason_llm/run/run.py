@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from reason_llm.config import Config
 from reason_llm.errors import OutOfMemory
 from reason_llm.model import Datum
@@ -23,13 +21,12 @@ from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import best, checkpoint, kept_adapters, metrics
 from reason_llm.run.store.archive import Archive
 from reason_llm.run.store.buffer import RolloutBuffer
-from reason_llm.run.store.document import Document
 from reason_llm.run.store.metrics import MetricsLog, Record, timed
 from reason_llm.run.store.writer import BackgroundWriter
 from reason_llm.run.team import Team
 from reason_llm.run.watch import Watch
 from reason_llm.sample import Sampler
-from reason_llm.train import Learners, with_learner_logprobs
+from reason_llm.train import Learners
 
 
 @dataclass(eq=False)
@@ -146,9 +143,9 @@ class Run:
         if self.config.samples:
             document = self._buffer.find(step)
             assert document is not None
-            logprobs = self.learners.policy.logprobs_at_start if self.config.learns else None
             if self._archive.max_bytes:
-                self._writer.submit(partial(_archive, self._archive, document, logprobs))
+                needed = partial(checkpoint.needed_from, self.job.folder)
+                self._writer.submit(lambda: self._archive.add(document, needed()))
             drawn, last = document.drawn, document.groups[-1]
             sampled_by = document.weight_version
             record |= metrics.of_rollouts(document, self.config, self.job.scorer.finds)
@@ -257,13 +254,3 @@ class Run:
         )
         self._kept.saved(self.state)
         self._writer.submit(self._pace.end)
-
-
-def _archive(
-    archive: Archive, document: Document, logprobs: Sequence[Tensor | None] | None
-) -> None:
-    """Add the step's document to the archive, with the learner's log-probs where the run learns."""
-    if logprobs is not None:
-        groups = with_learner_logprobs(document.groups, logprobs)
-        document = replace(document, groups=groups)
-    archive.add(document, checkpoint.needed_from(archive.folder.parent))

@@ -108,13 +108,17 @@ class ChatAnswer:
     """Text of the message before its calls."""
     prompt_tokens: int
     model: str = MODEL
+    thought: str = ""
+    """Its thought, where that is not in the text."""
 
     @property
     def message(self) -> Members:
         """The message in the form of a chat."""
+        thought = {"reasoning_content": self.thought} if self.thought else {}
         if not self.calls:
-            return {"role": "assistant", "content": self.text}
-        return {"role": "assistant", "content": self.text or None, "tool_calls": self.calls}
+            return {"role": "assistant", "content": self.text, **thought}
+        content = self.text or None
+        return {"role": "assistant", "content": content, "tool_calls": self.calls, **thought}
 
 
 def draw_of(body: Members) -> Draw:
@@ -284,7 +288,12 @@ def _usage(answer: ChatAnswer, read: str, wrote: str) -> Members:
 
 
 def chat_answer(
-    request: ChatRequest, renderer: Renderer, completion: Completion, prompt_tokens: int, turn: int
+    request: ChatRequest,
+    renderer: Renderer,
+    completion: Completion,
+    prompt_tokens: int,
+    turn: int,
+    thought: str = "",
 ) -> tuple[ChatAnswer, list[Any]]:
     """The answer that a completion is, and the calls in it: None for one that cannot be read."""
     ids, parsed = completion.token_ids, list[Any]()
@@ -302,7 +311,8 @@ def chat_answer(
     text = completion.text
     text = said_before(text) if calls else renderer.content_of(text)
     tokens = [renderer.tokenizer.decode([id]) for id in ids] if request.logprobs else []
-    return ChatAnswer(request, completion, tokens, calls, text, prompt_tokens), parsed
+    answer = ChatAnswer(request, completion, tokens, calls, text, prompt_tokens, thought=thought)
+    return answer, parsed
 
 
 def chat_completion(answer: ChatAnswer) -> tuple[Members, list[bytes]]:

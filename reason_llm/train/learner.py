@@ -88,7 +88,6 @@ class Learned(NamedTuple):
     """A micro-batch after its backward pass; its tensors are on the model's device."""
 
     rows: Sequence[int]
-    logprobs_N: Tensor
     loss: Tensor
     largest_log_ratio: Tensor
 
@@ -110,15 +109,10 @@ class Learner:
         """Tokens of the rows that the optimizer batch passes."""
         self.updates_in_step = 0
         """Optimizer steps taken since the step began."""
-        self.logprobs_at_start: list[Tensor | None] = []
-        """The policy's log-probs of each row's trained tokens before the first update of the step;
-        None for rows that were not passed through the model by then."""
         self.parameters = model.parameters_of(settings.role)
         self._carriers = optim.carriers(self.parameters, settings.train.optimizer)
         self.optimizer = optim.make_optimizer(
-            [carrier.moved for carrier in self._carriers],
-            settings.train,
-            lambda i: model.is_inner(self._carriers[i].parameter),
+            [carrier.moved for carrier in self._carriers], settings.train
         )
         with ending_out_of_memory("making the optimizer's moments"):
             optim.allocate_state(self.optimizer)
@@ -174,10 +168,6 @@ class Learner:
         moved: list[tuple[float, float]] = []
         counted = objective.counted(data)
         trained = set(objective.trained(data))
-        self.logprobs_at_start = [None] * len(data)
-        for i in counted:
-            if "old_logprobs" in data[i].columns:
-                self.logprobs_at_start[i] = data[i].on_trained("old_logprobs").float()
         with ending_out_of_memory("making the gradients"):  # a batch without signal: of zeros
             self._make_gradients()
         with self.model.using(settings.role), self._seen_routers():
@@ -374,12 +364,6 @@ class Learner:
                 names = ", ".join(data[i].name for i in micro_batch.rows)
                 what = f"step {step}: the loss is {micro_batch.loss.item()} on {names}"
                 raise _diverged(what, float(micro_batch.largest_log_ratio))
-        if self.updates_in_step == 0 and objective.output == "logprobs":
-            order = [i for micro_batch in learned for i in micro_batch.rows]
-            held = in_rows(data, order, [micro_batch.logprobs_N.float() for micro_batch in learned])
-            for i in order:
-                if "old_logprobs" not in data[i].columns:  # which are without dropout
-                    self.logprobs_at_start[i] = held[i]
         return tally
 
     def _backward(
@@ -420,8 +404,7 @@ class Learner:
             places_M,
         )
         tally.left_out += result.masked_out
-        logprobs_N = logprobs_BT.detach().flatten()[places_M]
-        return Learned(indices, logprobs_N, loss.detach(), log_ratio_BT.abs().max())
+        return Learned(indices, loss.detach(), log_ratio_BT.abs().max())
 
     def _update(
         self, step: int, optimizer_step: int, tallies: Sequence[Tally], names: Sequence[str]
@@ -536,7 +519,6 @@ class Learners:
         if step >= self.warmup_steps:
             return metrics | policy.update(step, rows, progress)
         progress(len(rows))
-        policy.logprobs_at_start = [row.on_trained("old_logprobs").float() for row in rows]
         return metrics | policy.settings.objective.describe(rows, range(len(rows)))
 
 

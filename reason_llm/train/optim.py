@@ -19,38 +19,11 @@ from reason_llm.config import TrainSection
 from reason_llm.model.plan import STEPPED_AT_ONCE, UPDATE_BYTES
 
 
-class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon for some matrices, AdamW for the other parameters, as one optimizer with one state.
-
-    Source: arXiv:2502.16982 section 2.2, whose scale lets both share AdamW's learning rate.
-    """
-
-    def __init__(
-        self, matrices: Sequence[Tensor], others: Sequence[Tensor], options: dict[str, float]
-    ) -> None:
-        kinds = (
-            (matrices, torch.optim.Muon, {"adjust_lr_fn": "match_rms_adamw"}),
-            (others, torch.optim.AdamW, {"fused": True}),
-        )
-        self.parts = [kind(of, **more, **options) for of, kind, more in kinds if of]  # type: ignore[arg-type]
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
-        for part in self.parts:
-            part.state = self.state
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """A step of each."""
-        for part in self.parts:
-            part.step()
-
-
 def make_optimizer(
-    parameters: Sequence[torch.nn.Parameter],
-    config: TrainSection,
-    is_inner: Callable[[int], bool] = lambda number: True,
+    parameters: Sequence[torch.nn.Parameter], config: TrainSection
 ) -> torch.optim.Optimizer:
     """AdamW with two moments in float32, or in blocks of 8 bits (bitsandbytes; tensors below 4,096
-    elements keep float32), optionally paged to host memory; Adafactor; or Muon for the matrices
-    that ``is_inner`` accepts, which are neither embedding nor head.
+    elements keep float32), optionally paged to host memory; or Adafactor.
 
     Source: arXiv:1711.05101; 8 bits, arXiv:2110.02861; paged, arXiv:2305.14314 section 3;
     Adafactor, arXiv:1804.04235.
@@ -60,10 +33,6 @@ def make_optimizer(
         return torch.optim.AdamW(parameters, fused=True, **options)
     if config.optimizer == "adafactor":  # foreach would hold temporaries of all parameters at once
         return torch.optim.Adafactor(parameters, foreach=False, **options)
-    if config.optimizer == "muon":
-        chosen = {i for i, p in enumerate(parameters) if p.dim() == 2 and is_inner(i)}
-        others = [p for i, p in enumerate(parameters) if i not in chosen]
-        return MuonAndAdamW([parameters[i] for i in sorted(chosen)], others, options)
     from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
 
     kind: Any = {"adamw_8bit": AdamW8bit, "paged_adamw_8bit": PagedAdamW8bit}[config.optimizer]
@@ -83,8 +52,6 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
 
 def _zeros_for(parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
     """The state of a parameter before its first step, by torch's optimizer whose group this is."""
-    if "ns_steps" in group:  # Muon
-        return {"momentum_buffer": torch.zeros_like(parameter)}
     shape, counts_on = parameter.shape, parameter.device
     shapes: dict[str, tuple[int, ...]] = {"exp_avg": shape, "exp_avg_sq": shape}  # AdamW
     if "beta2_decay" in group:  # Adafactor

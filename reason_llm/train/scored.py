@@ -1,4 +1,4 @@
-"""Scored groups with what learning adds: advantages, and the learner's own log-probs."""
+"""Scored groups with their advantages."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,9 @@ from dataclasses import replace
 from itertools import zip_longest
 
 import torch
-from torch import Tensor
 
 from reason_llm.config import Algorithm
-from reason_llm.rollout import Completion, Group, shortest_decimals
+from reason_llm.rollout import Completion, Group
 from reason_llm.train import advantages
 
 
@@ -62,25 +61,3 @@ def with_advantages(
         return replace(completion, advantage=own[0], turn_advantages=turns)
 
     return [replace(group, completions=tuple(map(with_own, group.completions))) for group in groups]
-
-
-def with_learner_logprobs(
-    groups: Sequence[Group], logprobs: Sequence[Tensor | None]
-) -> list[Group]:
-    """The groups with the learner's log-probs on every completion, 0 for tokens that the model did
-    not write. ``logprobs`` has those of each completion's sampled tokens, in ``to_data``'s order,
-    or None."""
-    remaining = iter(logprobs)
-
-    def spread(completion: Completion) -> tuple[float, ...] | None:
-        if (values := next(remaining)) is None:
-            return None
-        if not completion.spans:
-            return tuple(shortest_decimals(values))
-        numbers = iter(shortest_decimals(values))
-        return tuple(next(numbers) if wrote else 0.0 for wrote in completion.is_sampled)
-
-    spreads = [tuple(replace(c, learner_logprobs=spread(c)) for c in g.completions) for g in groups]
-    return [
-        replace(g, completions=completions) for g, completions in zip(groups, spreads, strict=True)
-    ]

@@ -85,20 +85,6 @@ def test_an_export_refuses_rollouts_that_the_base_cannot_read(
     assert not (folder / "exported").exists()
 
 
-def test_the_archive_holds_the_learners_logprobs(folder: Path, config: str) -> None:
-    document = read_document(folder / "runs" / "first" / "buffers" / "step-00000002.json.gz")
-    completions = [c for group in document.groups for c in group.completions]
-    learned = [c for c in completions if c.learner_logprobs is not None]
-    assert learned  # no KL: only those with an advantage went through the model
-    assert all(c.advantage == 0 for c in completions if c.learner_logprobs is None)
-    for completion in learned:
-        pairs = zip(completion.logprobs, completion.learner_logprobs or (), strict=True)
-        assert max(abs(a - b) for a, b in pairs) < 1e-4
-    buffer = orjson.loads((folder / "buffer.json").read_bytes())
-    found = [c["learner_logprobs"] for g in buffer["groups"] for c in g["completions"]]
-    assert set(found) == {None}
-
-
 def test_new_rewards_for_old_rollouts(
     folder: Path, config: str, call: Callable[..., tuple[int, str]]
 ) -> None:

@@ -143,7 +143,7 @@ def test_a_filter_that_is_ignored_is_warned_of_once(
 MEMBERS = sorted(
     {*_HARMLESS, *_ONLY, "messages", "tools", "max_tokens", "max_completion_tokens", "stop", "seed",
      "logprobs", "stream", "temperature", "top_p", "input", "instructions", "include",
-     "max_output_tokens", "token_ids", "sampling_params", "stop_token_ids", "other"}
+     "max_output_tokens", "other"}
 )  # fmt: skip
 ODD = st.one_of(
     st.none(), st.booleans(), st.integers(-(1 << 63), (1 << 64) - 1), st.floats(),
@@ -159,7 +159,6 @@ ANY = st.recursive(
 USUAL: dict[str, Any] = {
     "/v1/chat/completions": {"messages": ASKED, "tools": TOOLS},
     RESPONSES: {"input": "a"},
-    "/inference/v1/generate": {"token_ids": [1, 5]},
 }
 
 

@@ -2,7 +2,7 @@
 
 1. What is asked is known.                     2. Agents of one's own; the barrier.
 3. Agents that raise, hang, block or go on.    4. What the server refuses.
-5. MCP.                                        6. verifiers: ids, masks and log-probs are its own.
+5. MCP.                                        6. verifiers: tasks, rewards, seats.
 7. Runs: from the config to the adapter, killed in a wave.
 """
 
@@ -39,6 +39,7 @@ from reason_llm.environments.sessions import Sessions
 from reason_llm.environments.task_rows import parsed_source
 from reason_llm.environments.token_server import (
     SESSION,
+    WAVE,
     Branch,
     Session,
     TokenServer,
@@ -141,7 +142,7 @@ def played(name: str, *texts: str, most: int = 200, **options: Any) -> Completio
 def test_which_program_asks() -> None:
     assert own_session("agent:my/agent.py:play") == ("agent", "my/agent.py:play")
     assert own_session("mcp:python server.py --x a:b") == ("mcp", "python server.py --x a:b")
-    assert own_session("verifiers?renderer=qwen3") == ("verifiers", "renderer=qwen3")
+    assert own_session("verifiers?scoring=trainer") == ("verifiers", "scoring=trainer")
     assert own_session("verifiers") == ("verifiers", "")
     assert own_session("my_game.py:Guess") == own_session(None) == ("", "")
 
@@ -177,7 +178,6 @@ def test_messages_are_as_templates_read_them() -> None:
         ("mcp:'python", "No closing quotation; quote it"),
         ("mcp:no_such.json", "no_such.json"),
         pytest.param("verifiers?colour=red", "write verifiers, or", marks=long),
-        pytest.param("verifiers?renderer=no_such", "write verifiers, or", marks=long),
     ],
 )
 def test_a_wrong_one_is_one_line(environment: str, says: str) -> None:
@@ -414,28 +414,23 @@ class Open:
             return client.post(url, content=content, headers=headers)
 
 
-GENERATE = "/inference/v1/generate"
 CHATS = "/v1/chat/completions"
+SAID = {"messages": [{"role": "user", "content": "a"}]}
 
 
 @long
 def test_the_server_takes_and_refuses() -> None:
     with Open() as opened:
         opened.server.end(opened.sessions[1])
-        asked = {"model": "x", "token_ids": [1, 5], "sampling_params": {"max_tokens": 3}}
-        (choice,) = opened.ask(GENERATE, asked).json()["choices"]
-        assert choice["token_ids"] == [*ids_of("words 0"), END][:3]
-        assert [each["token"] for each in choice["logprobs"]["content"]] == [
-            f"token_id:{n}" for n in choice["token_ids"]
-        ]
-        said = [{"role": "user", "content": "a"}]
-        beyond = len(TOKENIZER)
+        (choice,) = opened.ask(CHATS, SAID | {"model": "x", "logprobs": True}).json()["choices"]
+        assert choice["message"]["content"] == "words 0"
+        assert len(choice["logprobs"]["content"]) == len(ids_of("words 0")) + 1
+        long_one = {"messages": [{"role": "user", "content": "a " * 150}]}
         for path, body, status, why in [
-            (GENERATE, {"token_ids": [beyond]}, 400, f"the vocabulary ends at {beyond - 1}"),
-            (GENERATE, {"token_ids": [1] * 100}, 400, "no room in the context of 100"),
-            (GENERATE, b"[" * 100_000, 400, ""),
-            (GENERATE, b" " * (100 << 20), 413, f"{openai_api.MAX_BYTES:,} bytes"),
-            (CHATS, {"messages": said, "max_tokens": -100}, 400, "max_tokens=-100 is not a number"),
+            (CHATS, long_one, 400, "no room in the context of 100"),
+            (CHATS, b"[" * 100_000, 400, ""),
+            (CHATS, b" " * (100 << 20), 413, f"{openai_api.MAX_BYTES:,} bytes"),
+            (CHATS, SAID | {"max_tokens": -100}, 400, "max_tokens=-100 is not a number"),
             ("/v1/embeddings", {"input": "a"}, 404, "POST /v1/embeddings is not offered; there is"),
         ]:  # fmt: skip
             refused = opened.ask(path, body)
@@ -444,14 +439,16 @@ def test_the_server_takes_and_refuses() -> None:
                 True,
             ), why
         for key in ("none", "x", opened.sessions[1].key, opened.server.key):
-            assert opened.ask(GENERATE, {"token_ids": [1]}, key).status_code == 401
+            assert opened.ask(CHATS, SAID, key).status_code == 401
         opened.server.call(opened.sessions[0], "trace")
-        named = opened.ask(GENERATE, {"token_ids": [1]}, opened.server.key, **{SESSION: "trace"})
-        assert named.status_code == 200
+        for key, name, status in (("x", "trace", 401), (opened.server.key, "other", 401),
+                                  (opened.server.key, "trace", 200)):  # fmt: skip
+            named = opened.ask(CHATS, SAID, "EMPTY", **{WAVE: key, SESSION: name})
+            assert named.status_code == status
         assert len(opened.sampler.asked) == 2
         old, port = opened.sessions[0].key, opened.server.port
     with Open() as opened:  # the next wave, perhaps of another adapter
-        assert opened.ask(GENERATE, {"token_ids": [1]}, old).status_code == 401
+        assert opened.ask(CHATS, SAID, old).status_code == 401
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False)
 
@@ -460,17 +457,16 @@ def test_the_server_takes_and_refuses() -> None:
 def test_a_rollout_asks_in_parallel_and_a_client_that_goes_is_forgotten() -> None:
     with Open() as opened:
         first, second = opened.sessions
-        body = {"token_ids": [1]}
-        content = orjson.dumps(body)
+        content = orjson.dumps(SAID)
         with socket.create_connection(("127.0.0.1", opened.server.port)) as client:
             client.sendall(
-                f"POST {GENERATE} HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {first.key}\r\n"
+                f"POST {CHATS} HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {first.key}\r\n"
                 f"Content-Length: {len(content)}\r\n\r\n".encode()
                 + content
             )
             opened.has_open(1)  # the second keeps it waiting
         opened.has_open(0)
-        threads = [threading.Thread(target=opened.ask, args=(GENERATE, body)) for _ in range(2)]
+        threads = [threading.Thread(target=opened.ask, args=(CHATS, SAID)) for _ in range(2)]
         for thread in threads:
             thread.start()
         opened.has_open(2)
@@ -639,58 +635,17 @@ def episodes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Session, Any]]:
 
 
 def check_equal(groups: list[Group], episodes: list[tuple[Session, Any]]) -> None:
-    """Our records are verifiers' own."""
-    by_session = {id(session): episode for session, episode in episodes}
-    assert len(by_session) == sum(len(group.completions) for group in groups)
-    theirs = {}
+    """Turns, last words and rewards of our records are verifiers' own."""
+    theirs = []
     for _, episode in episodes:
         (trace,) = episode.traces
-        for branch in trace.branches:
-            key = tuple(branch.token_ids), tuple(branch.sampled_mask), tuple(branch.logprobs)
-            theirs[key] = trace.reward
-    ours = {}
-    for group in groups:
-        for completion in group.completions:
-            told = [(group.prompt.token_ids, completion)]
-            for prompt, each in told + [(other.prompt_ids, other) for other in completion.others]:
-                begin = len(prompt)
-                key = (
-                    (*prompt, *each.token_ids),
-                    (*[False] * begin, *each.is_sampled),
-                    (*[0.0] * begin, *each.logprobs),
-                )
-                ours[key] = completion.environment["reward"]
-    assert ours == theirs
-
-
-def test_verifiers_goes_on_from_what_was_sampled() -> None:
-    """However its text would be encoded."""
-    pytest.importorskip("renderers")
-    tools = ({"type": "function", "function": {"name": "f", "parameters": {}}},)
-    own = qwen()
-    made = tasksets._turns(own, [END]).Turns
-    turns = made(TOKENIZER, made.config_class(reply_tokens=9, chat_template=own.template.jinja))
-    asked = [{"role": "user", "content": "a"}]
-    prompt = turns.render(asked, tools=list(tools), add_generation_prompt=True).token_ids
-    assert prompt == ids_of(replace(own, tools=tools).text("", asked))
-    text = "<answer>so " + call("f", '{"a": 1}')
-    answer = [id for letter in text for id in ids_of(letter)]
-    assert answer != ids_of(text)
-    for end in ([END], []):  # cut
-        reply = [{"role": "tool", "tool_call_id": "1", "content": "b"}]
-        after = turns.bridge_to_next_turn(prompt, [*answer, *end], reply, tools=list(tools))
-        known = [*prompt, *answer, END]
-        assert after.token_ids[: len(known)] == known
-        rest = TOKENIZER.decode(after.token_ids[len(known) :])
-        assert "<tool_response>\nb\n</tool_response>" in rest
-        assert after.message_token_spans() == [(len(known) - 1 + len(end), len(after.token_ids))]
-    parsed = turns.parse_response([*answer, END], tools=list(tools), prompt_ids=prompt)
-    assert parsed.content == "<answer>so"
-    assert [(each.name, each.arguments) for each in parsed.tool_calls] == [("f", {"a": 1})]
-    drops = tasksets._turns(renderer(TOKENIZER, DROPS_THINKING), [END]).Turns(
-        TOKENIZER, made.config_class(reply_tokens=9)
-    )
-    assert drops.bridge_to_next_turn(prompt, answer, reply) is None  # rendered anew
+        theirs.append((trace.num_turns, trace.last_reply, trace.reward))
+    ours = [
+        (c.environment["turns"], c.last_turn.rpartition("</think>")[2], c.environment["reward"])
+        for group in groups
+        for c in group.completions
+    ]
+    assert sorted(ours) == sorted(theirs)
 
 
 @long
@@ -735,7 +690,7 @@ def test_rewards_of_a_taskset_are_called_in_the_sandbox(
     assert TOKENIZER.decode(ids_of(text)) == text
     prompts = [a_prompt(1, "verifiers:evaluating_taskset?size=2:row {}")]
     for scoring, is_made in (("trainer", True), ("sandbox", False)):
-        own = sessions(f"verifiers?scoring={scoring}&renderer=auto")
+        own = sessions(f"verifiers?scoring={scoring}")
         (group,) = play(own, Told(text, numbered=False), prompts)
         assert group.completions[0].environment["reward"] == 1.0
         assert witness.exists() == is_made
@@ -768,22 +723,19 @@ def test_each_seat_is_paid_by_its_own_trace() -> None:
 
 
 @long
-def test_seats_that_cannot_be_told_apart_are_refused() -> None:
+def test_seats_that_are_asked_the_same_are_paid_apart() -> None:
     own = sessions("verifiers")
     source = "verifiers:duel_taskset?same=true:row {}"
-    (group,) = play(own, Told("it is 42", numbered=False), [a_prompt(1, source)])
-    assert "let each seat's prompt name the seat" in group.completions[0].environment["problem"]
-    assert group.completions[0].finish_reason == "error"
+    said = "it is 46, so it is", "it is 42", "white has won"
+    (group,) = play(own, Told(*said, numbered=False), [a_prompt(1, source)])
+    assert [(c.environment["reward"], c.last_turn) for c in group.completions] == [
+        (1.0, said[0]), (-1.0, said[1]),
+    ]  # fmt: skip
 
 
 @long
 @pytest.mark.filterwarnings("default")  # of libraries of its tool servers
-@pytest.mark.parametrize(
-    "environment", ["verifiers", "verifiers?renderer=default&tool_parser=qwen3"]
-)
-def test_a_taskset_with_a_tool(
-    environment: str, episodes: list[tuple[Session, Any]], tmp_path: Path
-) -> None:
+def test_a_taskset_with_a_tool(episodes: list[tuple[Session, Any]], tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(TINY))
     tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
     tokenizer.chat_template = qwen().template.jinja
@@ -795,16 +747,14 @@ def test_a_taskset_with_a_tool(
             "model": {"path": str(tmp_path)},
             "data": {"train": "verifiers:tools_taskset"},
             "sample": {
-                "environment": environment,
+                "environment": "verifiers",
                 "environment_seconds": 300,
             },
         }
     )
     own = Sessions(config, renderer(tokenizer, tokenizer.chat_template), 3000)
     texts = call("sums_times", '{"first": 6, "second": 7}'), "it is 42"
-    sampler = Told(
-        *texts, numbered=False, tokenizer=tokenizer, by_letters=environment == "verifiers"
-    )
+    sampler = Told(*texts, numbered=False, tokenizer=tokenizer, by_letters=True)
     groups = play(own, sampler, [a_prompt(1, "verifiers:tools_taskset:row {}")], most=600)
     check_equal(groups, episodes)
     (completion,) = groups[0].completions

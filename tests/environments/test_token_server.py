@@ -15,7 +15,7 @@ from chat_templates import CHATML, renderer
 from conftest import TINY
 from reason_llm.environments import token_server
 from reason_llm.environments.mcp_tools import converse
-from reason_llm.environments.token_server import Session, TokenServer
+from reason_llm.environments.token_server import SESSION, WAVE, Session, TokenServer
 from reason_llm.model.base import load_tokenizer
 from reason_llm.rollout import Completion, Span
 
@@ -41,6 +41,7 @@ class Direct:
     ) -> None:
         self.session, section = Session(a_prompt()), sessions(AGENT, **options).section
         self.server = TokenServer([self.session], section, made, context, most, [END])
+        self.headers = {"Authorization": f"Bearer {self.session.key}"}
         self.asked: list[tuple[int, ...]] = []
         self.most: list[int] = []
 
@@ -55,13 +56,12 @@ class Direct:
         path: str = "/v1/chat/completions",
     ) -> list[tuple[int, Any]]:  # fmt: skip
         """Status and content of the answers to requests that are open at once."""
-        headers = {"Authorization": f"Bearer {self.session.key}"}
 
         def request(body: Any) -> Any:
             async def read() -> bytes:
                 return orjson.dumps(body)
 
-            return SimpleNamespace(headers=headers, read=read, path=path)
+            return SimpleNamespace(headers=self.headers, read=read, path=path)
 
         def completion(text: str) -> Completion:
             ids: tuple[int, ...] = (*ids_of(text), *[END] * ends)
@@ -71,9 +71,8 @@ class Direct:
         async def answered() -> list[Any]:
             tasks = []
             for body in bodies:
-                is_chat = "token_ids" not in body and path != "/inference/v1/generate"
-                handler = self.server._chat if is_chat else self.server._generate
-                tasks.append(asyncio.ensure_future(self.server._answered(handler)(request(body))))
+                handle = self.server._answered(self.server._chat)
+                tasks.append(asyncio.ensure_future(handle(request(body))))
             open_asks = self.session.asks
             while not all(task.done() for task in tasks) and len(open_asks) < len(tasks):
                 await asyncio.sleep(0)
@@ -161,23 +160,6 @@ def test_tools_that_the_template_does_not_write_are_refused(direct: Any) -> None
     assert status == 400 and "a request offers tools" in content["error"]["message"]
 
 
-def test_token_ids_go_on_from_the_longest_conversation(direct: Any) -> None:
-    own, wrote = direct(), (*ids_of("yes"), END)
-    (choice,) = own.ask({"token_ids": [1, 5]}, "yes")[1]["choices"]
-    assert (choice["token_ids"], choice["finish_reason"]) == ([*wrote], "stop")
-    params = {"sampling_params": {"max_tokens": 2, "stop_token_ids": [END], "temperature": 0.1}}
-    for ids in ((1, 5, *wrote), (1, 6, *wrote, 7), (1, 5, *wrote, 7, 8), (1, 5)):
-        (choice,) = own.ask({"token_ids": ids, **params}, "yes")[1]["choices"]
-        assert (own.asked[-1], own.most[-1]) == (ids, 2)
-        assert (choice["token_ids"], choice["finish_reason"]) == ([*wrote[:2]], "length")
-        assert [each["logprob"] for each in choice["logprobs"]["content"]] == [-0.25, -0.5]
-    n = len(wrote)
-    kept = [(each.prompt, each.spans, len(each.ids)) for each in own.session.branches]
-    assert kept[0] == ((1, 5), [Span(n, n + 2)], n + 4)
-    assert kept[1:] == [(ids, [], 2) for ids in ((1, 5, *wrote), (1, 6, *wrote, 7), (1, 5))]
-    assert own.session.learned is own.session.branches[0] and own.session.why == "length"
-
-
 def test_the_room_of_an_answer(direct: Any) -> None:
     ids, few = ids_of("x" * 60), {"turn_tokens": 20}
     for options, asked, expected in (
@@ -214,6 +196,25 @@ def test_what_ends_a_rollout(direct: Any, options: Any, turns: int, why: str, sa
     assert ("problem" in own.session.notes) == (why == "error")
 
 
+@pytest.mark.parametrize(
+    ("asked", "said", "content", "thought"),
+    [("", "<think>2+3</think>5", "5", "<think>2+3"), ("", "5", "5", None),
+     ("", "<think>2+3", "", "<think>2+3"), ("<think>", "2+3</think>5", "5", "2+3"),
+     ("<think>", "2+3", "", "2+3")],
+)  # fmt: skip
+def test_rewards_of_verifiers_read_no_thought(
+    asked: str, said: str, content: str, thought: str | None, direct: Any
+) -> None:
+    """Also where the template opened it; what is learned holds it."""
+    opens = CHATML.replace("assistant\n{% endif", f"assistant\n{asked}{{% endif")
+    own = direct(made=renderer(TOKENIZER, opens))
+    own.server.call(own.session, "trace")
+    own.headers = {WAVE: own.server.key, SESSION: "trace"}
+    message = own.chat(ASKED, said)
+    assert (message["content"], message.get("reasoning_content")) == (content, thought)
+    assert own.session.branches[0].text == said
+
+
 def test_a_text_that_no_context_holds_is_not_encoded(direct: Any) -> None:
     own = direct(context=50)
     asked = [{"role": "user", "content": "a" * 8_000}] * 2
@@ -224,15 +225,12 @@ def test_a_text_that_no_context_holds_is_not_encoded(direct: Any) -> None:
 
 
 def test_refusals_reach_no_model(direct: Any) -> None:
-    own, size = direct(), len(TOKENIZER)
+    own = direct()
     for body, says in (
-        ({"token_ids": []}, "token_ids"),
-        ({"token_ids": [1, size]}, f"token_ids has {size}; the vocabulary ends at {size - 1}"),
-        ({"token_ids": [1], "sampling_params": {"stop_token_ids": [END, 9]}}, "not all of the"),
         ({"messages": ASKED, "n": 2}, "n=2 is not offered"),
         ({"messages": ASKED, "max_tokens": 0}, "max_tokens=0 is not a number of tokens"),
         ({"messages": ASKED, "max_completion_tokens": -1}, "max_completion_tokens=-1 is not a"),
-        ({"token_ids": [1], "sampling_params": {"max_tokens": -100}}, "max_tokens=-100 is no"),
+        ({"messages": ASKED, "max_tokens": -100}, "max_tokens=-100 is not a number of tokens"),
         ({"messages": ASKED, "stop": [""]}, "stop"),
         ({"messages": ASKED, "seed": "x"}, "seed"),
         ({"messages": ASKED, "top_logprobs": 3}, "top_logprobs=3 is not offered: only the sampled"),
@@ -249,9 +247,9 @@ def test_refusals_reach_no_model(direct: Any) -> None:
         status, content = own.ask(body)
         assert status == content["error"]["code"] == 400 and says in content["error"]["message"]
     assert (own.asked, own.session.why) == ([], "environment")
-    assert own.ask({"token_ids": [size - 1]})[0] == 200
+    assert own.ask({"messages": ASKED})[0] == 200
     own.server.end(own.session)
-    assert own.ask({"token_ids": [1]})[0] == 401  # of a rollout that has ended
+    assert own.ask({"messages": ASKED})[0] == 401  # of a rollout that has ended
 
 
 def test_a_connection_that_is_one_too_many_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,11 +172,11 @@ def test_without_the_extra_a_line_says_how_to_install_it(
     with pytest.raises(ReplicaError) as refused:
         train(small_run(run__replicas=2))
     assert str(refused.value) == (
-        "run.replicas=2 needs Ray, which is not installed; install it with: "
-        "pip install -e '.[ray]', or set run.replicas to 1"
+        "run.replicas=2 with run.samplers=0 needs Ray, which is not installed; install it with: "
+        "pip install -e '.[ray]', or set them to 1 and 0"
     )
     assert not (tmp_path / "runs").exists()
-    with pytest.raises(ReplicaError, match=r"run\.samplers=1 needs Ray.* set run\.samplers to 0$"):
+    with pytest.raises(ReplicaError, match=r"run\.samplers=1 needs Ray.* set them to 1 and 0$"):
         replicas_of(small_run(**SAMPLER))
 
 

@@ -32,7 +32,6 @@ def document(step: int, tokens: int = 3) -> Document:
     ids = tuple(rng.integers(0, 99, tokens).tolist())
     logprobs = tuple(shortest_decimals(-rng.random(tokens)))
     completion = Completion(ids, "text", logprobs, "stop", {"boxed": 1.0}, 1.0, 0.5)
-    completion = replace(completion, learner_logprobs=logprobs)
     groups = [Group(Prompt("p", "q", (1, 2), "3"), (completion, completion))]
     return Document(RUN, step, True, False, 1, groups)
 
@@ -41,22 +40,13 @@ def steps(folder: Path) -> list[int]:
     return [read_document(file).step for file in sorted(folder.glob("step-????????.json.gz"))]
 
 
-def unlearned(document: Document) -> Document:
-    """Before it was learned from."""
-    groups = [
-        replace(g, completions=tuple(replace(c, learner_logprobs=None) for c in g.completions))
-        for g in document.groups
-    ]
-    return replace(document, groups=groups)
-
-
 def test_what_is_kept_is_read_back_equal(tmp_path: Path) -> None:
     archive = Archive(tmp_path, 1 << 30)
     archive.add(document(0))
     archive.add(document(1))
     file = archive.folder / "step-00000001.json.gz"
     assert read_document(file) == document(1)
-    assert archive.read(1, RUN) == unlearned(document(1))
+    assert archive.read(1, RUN) == document(1)
     assert archive.read(2, RUN) is None
     assert not [p for p in archive.folder.iterdir() if p.name.startswith(".")]
 
@@ -68,9 +58,7 @@ def test_only_the_same_run_and_config_gets_it_back(tmp_path: Path) -> None:
     changed = Config.model_validate({"data": {"train": "x"}, "train": {"learning_rate": 0.5}})
     assert archive.read(0, replace(RUN, config=changed.model_dump(mode="json"))) is None
     free = Config.model_validate({"data": {"train": "x"}, "run": {"steps": 5}})
-    assert archive.read(0, replace(RUN, config=free.model_dump(mode="json"))) == unlearned(
-        document(0)
-    )
+    assert archive.read(0, replace(RUN, config=free.model_dump(mode="json"))) == document(0)
 
 
 def test_the_oldest_go_first_and_the_newest_stays(tmp_path: Path) -> None:

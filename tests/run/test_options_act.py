@@ -59,7 +59,6 @@ CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     (OFF, "train.schedule", "linear", "learned"),
     (OFF, "train.warmup_steps", 2, "learned"),
     (SMALL, "train.optimizer", "adafactor", "adapter"),
-    (SMALL, "train.optimizer", "muon", "adapter"),
     (SMALL, "train.weight_decay", 0.5, "adapter"),
     (SFT, "train.rows_per_step", 8, "learned"),
     (SMALL, "train.epochs", 2, "learned"),

@@ -13,7 +13,6 @@ from reason_llm.model import to_data
 from reason_llm.model.datum import Datum
 from reason_llm.rollout import Completion, Conversation, Group, Prompt, Span
 from reason_llm.train.objectives import PolicyGradient
-from reason_llm.train.scored import with_learner_logprobs
 
 SPLIT = Conversation((7, 8, 9), (4, 5, 6, 4), "four", (-1.0, 0.0, -2.0, -3.0), (Span(1, 2),))
 SHORT = Conversation((7,), (3,), "one", (-4.0,))
@@ -101,9 +100,3 @@ def test_the_buffer_keeps_them() -> None:
         group = replace(GROUPS[0], completions=(completion(1, SHORT, wrong),))
         with pytest.raises(ValueError, match=says):
             group_from_json(orjson.loads(orjson.dumps(group)))
-
-
-def test_the_learner_s_log_probs_are_those_of_the_completions() -> None:
-    found = [torch.full((datum.num_trained,), -float(n)) for n, datum in enumerate(to_data(GROUPS))]
-    told = [c for group in with_learner_logprobs(GROUPS, found) for c in group.completions]
-    assert [c.learner_logprobs for c in told] == [(-float(n),) * 2 for n in range(4)]

@@ -1,6 +1,6 @@
-// One group opened: its prompt, and its completions side by side, in one of four modes.
+// One group opened: its prompt, and its completions side by side, in one of three modes.
 
-const MODES = [["plain", "Text"], ["logprob", "Log-prob"], ["ratio", "Ratio"], ["difference", "Difference"]];
+const MODES = [["plain", "Text"], ["logprob", "Log-prob"], ["difference", "Difference"]];
 let reference = 0;
 
 async function openGroup(run, index, detail, place) {
@@ -39,9 +39,9 @@ function drawGroup(state) {
 function modeBar(state) {
   const bar = make("div", { class: "modes", role: "group", "aria-label": "Show completions as" });
   const any = (name) => state.opened.completions.some((completion) => completion[name] && completion.lengths);
-  const why = { logprob: any("logprobs") ? "" : "The tokens of these texts cannot be told apart", ratio: any("ratios") ? "" : "The archive has no log-probs of the learner for this group" };
+  const why = { logprob: any("logprobs") ? "" : "The tokens of these texts cannot be told apart" };
   if (why[state.mode]) state.mode = "plain";
-  for (const [mode, label] of state.run.rollouts.labels ? [MODES[0], MODES[3]] : MODES) {
+  for (const [mode, label] of state.run.rollouts.labels ? [MODES[0], MODES[2]] : MODES) {
     bar.append(make("button", { class: "button", type: "button", "aria-pressed": String(state.mode === mode), disabled: Boolean(why[mode]), title: why[mode] || null, onclick: () => {
       state.mode = mode;
       state.place.set("mode", mode);
@@ -52,7 +52,6 @@ function modeBar(state) {
   const legend = (...steps) => bar.append(make("span", { class: "scale" }, ...steps.map(([style, text]) => (style ? make("i", { class: style }, text) : text))));
   if (state.mode === "plain" && any("played")) legend(["reply", "not the model's: it reads it, and learns nothing from it"]);
   if (state.mode === "logprob") legend(["", "probability "], ["p1", "< 0.9"], ["p2", "< 0.6"], ["p3", "< 0.37"], ["p4", "< 0.14"], ["p5", "< 0.02"]);
-  if (state.mode === "ratio") legend(["", "learner less likely "], ["d3", "÷2"], ["d2", "÷1.2"], ["d1", "÷1.02"], ["u1", "×1.02"], ["u2", "×1.2"], ["u3", "×2"], ["", " more likely"]);
   if (state.mode === "difference") legend(["", "beside the reference: "]), bar.lastChild.append(make("del", {}, "only there"), " ", make("ins", {}, "only here"));
   return bar;
 }
@@ -62,7 +61,7 @@ function card(state, i) {
   const advantage = groups.advantages[index][i], isReference = mode === "difference" && i === reference;
   const reward = groups.rewards[index][i], cut = groups.truncated[index][i] ? "cut off" : "";
   const head = labels ? make("header", {},
-    make("b", {}, labels[i] || "learned"), make("span", {}, filters.view === "held_out" || reward ? `score ${shown(reward)}` : "", cut && `, ${cut}`)) : make("header", {},
+    make("b", {}, labels[i]), make("span", {}, filters.view === "held_out" || reward ? `score ${shown(reward)}` : "", cut && `, ${cut}`)) : make("header", {},
     make("b", {}, `${shown(groups.rewards[index][i])}`), make("span", {}, `#${i + 1}`),
     make("span", {}, "advantage ", make("span", { class: advantage > 0 ? "pos" : advantage < 0 ? "neg" : "" }, signed(advantage))),
     make("span", {}, `${groups.lengths[index][i].toLocaleString("en")} tokens${groups.truncated[index][i] ? ", cut off" : ""}`));
@@ -75,7 +74,7 @@ function card(state, i) {
   }
   const body = make("div", { class: "text-block", dir: "auto", tabindex: "0" });
   if (mode === "difference" && !isReference) body.append(...difference(opened.completions[reference].text, completion.text));
-  else if ((mode === "logprob" || mode === "ratio") && completion.lengths) body.append(...tokens(completion, mode, FIRST_TOKENS, body));
+  else if (mode === "logprob" && completion.lengths) body.append(...tokens(completion, FIRST_TOKENS, body));
   else if (completion.played && completion.lengths && mode === "plain") body.append(...conversation(completion));
   else body.append(...limited(completion.text, FIRST_CHARS));
   return make("article", { class: "card" + (isReference ? " reference" : "") }, head, body);
@@ -131,34 +130,28 @@ function folded(summary, text, style) {
   return make("details", { class: style, open }, make("summary", {}, ...visible(summary)), ...limited(text, FIRST_CHARS));
 }
 
-const LOGPROB_UNIT = 0.01, LOG_RATIO_UNIT = 0.001, NO_NUMBER = 0xffff, RATIO_ONE = 0x8000;
+const LOGPROB_UNIT = 0.01;
 
 function logprobClass(surprise) {  // nats below 0
   return surprise < 0.105 ? "" : surprise < 0.51 ? "p1" : surprise < 1 ? "p2" : surprise < 2 ? "p3" : surprise < 4 ? "p4" : "p5";
 }
 
-function ratioClass(log) {
-  const size = Math.abs(log), side = log > 0 ? "u" : "d";
-  return size < 0.02 ? "" : side + (size < 0.18 ? 1 : size < 0.69 ? 2 : 3);
-}
-
-function tokens(completion, mode, most, body) {
-  const { text, lengths, logprobs, ratios } = completion, nodes = [];
+function tokens(completion, most, body) {
+  const { text, lengths, logprobs } = completion, nodes = [];
   const spans = completion.played ? completion.played.spans : [];
   let at = 0;
   const count = Math.min(lengths.length, most);
   for (let i = 0; i < count; i++) {
     const piece = text.slice(at, at + lengths[i]);
     at += lengths[i];
-    const log = ratios && ratios[i] !== NO_NUMBER ? (ratios[i] - RATIO_ONE) * LOG_RATIO_UNIT : null;
     const isRead = spans.some(([start, end]) => start <= i && i < end);
-    const style = isRead ? "read" : mode === "ratio" ? (log === null ? "" : ratioClass(log)) : logprobClass(logprobs[i] * LOGPROB_UNIT);
+    const style = isRead ? "read" : logprobClass(logprobs[i] * LOGPROB_UNIT);
     const span = make("span", { class: "t " + style }, ...(lengths[i] ? visible(piece) : [make("span", { class: "bare", title: "A token without text: the end token, or part of a character" }, i === lengths.length - 1 ? "end" : "·")]));
-    span.token = { i, piece, isRead, logprob: -logprobs[i] * LOGPROB_UNIT, log };
+    span.token = { i, piece, isRead, logprob: -logprobs[i] * LOGPROB_UNIT };
     nodes.push(span);
   }
   if (count < lengths.length) {
-    const more = make("button", { class: "button", type: "button", onclick: () => body.replaceChildren(...tokens(completion, mode, Infinity, body)) }, `Show the other ${(lengths.length - count).toLocaleString("en")} tokens`);
+    const more = make("button", { class: "button", type: "button", onclick: () => body.replaceChildren(...tokens(completion, Infinity, body)) }, `Show the other ${(lengths.length - count).toLocaleString("en")} tokens`);
     nodes.push(" … ", more);
   }
   return nodes;
@@ -167,9 +160,8 @@ function tokens(completion, mode, most, body) {
 document.addEventListener("pointerover", (event) => {
   const span = event.target.closest?.(".t");
   if (!span || !span.token) return hideTip();
-  const { i, piece, isRead, logprob, log } = span.token;
+  const { i, piece, isRead, logprob } = span.token;
   const lines = [`token ${i + 1}  ${piece ? JSON.stringify(plainly(piece)) : ""}`, isRead ? "not the model's" : `log-prob ${logprob.toFixed(2)}, probability ${shown(Math.exp(logprob))}`];
-  if (log !== null && !isRead) lines.push(`ratio learner / sampler ${Math.exp(log).toFixed(3)}`);
   showTip(lines.join("\n"), event.clientX, event.clientY);
 });
 

@@ -52,7 +52,7 @@ class Examined:
     raised: list[Raised]
     """Every alarm that was raised during the run."""
     texts: dict[str, Texts]
-    """Answers to held-out problems, and learned rows."""
+    """Answers to held-out problems."""
 
     @property
     def alarms(self) -> list[str]:
@@ -82,8 +82,7 @@ def examine(run: RunRecord, share: float = 1.0, read: Reader = read_step) -> Exa
             f"In {rollouts.num_rollouts - split:,} completions the tokens do not spell the text, "
             "so they cannot be coloured."
         )
-    last_step = int(run.records[-1]["step"]) if run.records else 0
-    texts = read_texts(run.folder, last_step, share, rollouts.notices)
+    texts = read_texts(run.folder, share, rollouts.notices)
     return Examined(run, rollouts, findings, notice, raised.read(run.folder), texts)
 
 

@@ -33,12 +33,12 @@ async function unpack(stream) {
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
   const count = header.tokens.reduce((sum, n) => sum + n, 0);
   const plane = (index) => uint16(buffer, 4 + size + 2 * count * index, count);
-  const [lengths, logprobs, ratios] = [plane(0), plane(1), plane(2)];
+  const [lengths, logprobs] = [plane(0), plane(1)];
   let rollout = 0, token = 0;
   for (const group of header.groups) {
     group.completions = group.texts.map((text) => {
       const n = header.tokens[rollout], part = (numbers) => numbers.subarray(token, token + n);
-      const found = { text, lengths: header.split[rollout] ? part(lengths) : null, logprobs: part(logprobs), ratios: header.ratios[rollout] ? part(ratios) : null, played: header.played[rollout] };
+      const found = { text, lengths: header.split[rollout] ? part(lengths) : null, logprobs: part(logprobs), played: header.played[rollout] };
       rollout += 1; token += n;
       return found;
     });
@@ -165,7 +165,7 @@ function filterBar(run, redraw) {
 
 function searchField(run, redraw) {
   const input = make("input", { type: "search", value: filters.needle, placeholder: "press Enter to search" });
-  const label = make("label", { class: "grow" }, filters.view === "rows" ? "Row contains" : "Completion contains", input);
+  const label = make("label", { class: "grow" }, "Completion contains", input);
   input.addEventListener("change", () => search(run, input.value, label.firstChild, redraw));
   return label;
 }
@@ -191,7 +191,7 @@ async function search(run, text, label, redraw) {
   label.textContent = `Found in ${hits.size.toLocaleString("en")} completions`;
 }
 
-// What a view lists of a run: its rollouts, its answers to held-out problems, or rows that it learned.
+// What a view lists of a run: its rollouts, or its answers to held-out problems.
 const listOf = (run, view) => (view === "rollouts" ? samples(run) && run.rollouts : run.texts[view]);
 
 function rolloutsView(place) {
@@ -210,7 +210,7 @@ function rolloutsView(place) {
   if (alarm) {
     view.append(make("p", { class: "notice" }, "The rollouts behind “", alarm.title, "”: ", alarm.text, " ", make("a", { href: "#view=rollouts&run=" + filters.run }, "Show all rollouts")));
   } else view.append(filterBar(run, redraw));
-  if (name !== "rows") view.append(rewardLegend(run));
+  view.append(rewardLegend(run));
   view.append(make("div", { class: "split" }, list, detail));
   redraw();
   if (alarm !== openedAlarm) { openedAlarm = alarm; listed = FIRST_GROUPS; }
@@ -223,7 +223,6 @@ function runHead(run) {
   const rollouts = run.rollouts, parts = [];
   const some = rollouts.count < rollouts.archived || rollouts.steps < rollouts.archives;
   if (filters.view === "held_out") parts.push(`${groupCount(run).toLocaleString("en")} held-out problems, answered ${rollouts.labels.join(", ")}`);
-  else if (filters.view === "rows") parts.push(`${groupCount(run).toLocaleString("en")} of the rows that were learned, an even sample of the steps`);
   else parts.push(`${(rollouts.count || 0).toLocaleString("en")} rollouts of ${(rollouts.steps || 0).toLocaleString("en")} steps`);
   if (filters.view === "held_out" && some) parts.push("an even sample");
   else if (some && filters.view === "rollouts") parts.push(`a sample, evenly chosen: the run has archives of ${rollouts.archives.toLocaleString("en")} steps, and those read hold ${rollouts.archived.toLocaleString("en")} rollouts`);
@@ -235,7 +234,7 @@ function runHead(run) {
 function drawList(run, list, alarm, place) {
   const groups = run.rollouts.groups, chosen = chosenGroups(run, alarm);
   const rollouts = chosen.reduce((sum, i) => sum + groups.rewards[i].length, 0);
-  list.replaceChildren(make("p", { class: "count" }, `${chosen.length.toLocaleString("en")} ` + { rollouts: `groups, ${rollouts.toLocaleString("en")} rollouts`, held_out: "problems", rows: "rows" }[filters.view]));
+  list.replaceChildren(make("p", { class: "count" }, `${chosen.length.toLocaleString("en")} ` + { rollouts: `groups, ${rollouts.toLocaleString("en")} rollouts`, held_out: "problems" }[filters.view]));
   for (const i of chosen.slice(0, listed)) {
     const target = new URLSearchParams({ view: filters.view, run: filters.run, group: i });
     if (alarm) target.set("alarm", place.get("alarm"));

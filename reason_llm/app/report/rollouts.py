@@ -35,9 +35,9 @@ MAX_READ_BYTES = 192 * 2**20
 """Compressed bytes of the archives that are read; 50 MiB take a few seconds."""
 MAX_STEPS = 500
 PREVIEW_CHARS = 160
-LOGPROB_UNIT, LOG_RATIO_UNIT = 0.01, 0.001
+LOGPROB_UNIT = 0.01
 """What 1 means in a blob, in nats."""
-NO_NUMBER = 0xFFFF
+MAX_NUMBER = 0xFFFF
 MAX_ATTACHMENTS = 8
 NGRAM, SHINGLE = 4, 3
 """Tokens of the sequences that repeat in a completion, and that completions share."""
@@ -229,7 +229,6 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
         ],
         "tokens": [len(completion.token_ids) for completion in completions],
         "split": [lengths is not None for lengths in split],
-        "ratios": [completion.learner_logprobs is not None for completion in completions],
         "played": [  # entries of the rollouts of several turns
             next(filter(None, (side.page_entry(rollout) for side in rollout_sides())), None)
             for rollout in completions
@@ -237,17 +236,12 @@ def _blob(groups: Sequence[Group], split: Sequence[list[int] | None]) -> bytes:
     }
     packed = orjson.dumps(tree_without_secrets(header))
     packed += b" " * (-len(packed) % 4)
-    lengths, logprobs, log_ratios = [], [], []
+    lengths, logprobs = [], []
     for completion, of_texts in zip(completions, split, strict=True):
         sampled_T = np.array(completion.logprobs)
         lengths.append(np.zeros(len(sampled_T)) if of_texts is None else np.array(of_texts))
-        logprobs.append(np.rint(-sampled_T / LOGPROB_UNIT).clip(0, NO_NUMBER - 1))
-        if completion.learner_logprobs is None:
-            log_ratios.append(np.full(len(sampled_T), NO_NUMBER))
-        else:  # 0x8000 is ratio 1
-            ratios_T = (np.array(completion.learner_logprobs) - sampled_T) / LOG_RATIO_UNIT
-            log_ratios.append((0x8000 + np.rint(ratios_T)).clip(0, NO_NUMBER - 1))
-    planes = [np.concatenate(rows).clip(0, NO_NUMBER) for rows in (lengths, logprobs, log_ratios)]
+        logprobs.append(np.rint(-sampled_T / LOGPROB_UNIT))
+    planes = [np.concatenate(rows).clip(0, MAX_NUMBER) for rows in (lengths, logprobs)]
     content = b"".join(plane.astype("<u2").tobytes() for plane in planes)
     return gzip.compress(len(packed).to_bytes(4, "little") + packed + content, 6, mtime=0)
 

@@ -62,7 +62,7 @@ function planSection(run, lines) {
   return make("section", {}, make("h2", {}, "Memory plan"), table(["", "Sampling", "Learning"], rows));
 }
 
-const VIEWS = { overview, rollouts: rolloutsView, held_out: rolloutsView, rows: rolloutsView, setup };
+const VIEWS = { overview, rollouts: rolloutsView, held_out: rolloutsView, setup };
 
 function draw_view() {
   const place = new URLSearchParams(location.hash.slice(1)), name = VIEWS[place.get("view")] ? place.get("view") : "overview";

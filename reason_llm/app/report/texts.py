@@ -1,5 +1,5 @@
-"""Texts of a run other than its rollouts: its answers to held-out problems, by evaluation, and rows
-that it learned from: <run>/evaluations/step-00000012.jsonl.gz, <run>/rows.jsonl.gz."""
+"""Texts of a run other than its rollouts: its answers to held-out problems, by evaluation, in
+<run>/evaluations/step-00000012.jsonl.gz."""
 
 import gzip
 import zlib
@@ -12,7 +12,6 @@ from reason_llm.app.report.rollouts import StepRollouts, evenly, pack
 from reason_llm.errors import one_line
 from reason_llm.files import MIB, open_regular, too_large
 from reason_llm.rollout import Completion, FinishReason, Group, Prompt
-from reason_llm.run import ROWS
 
 MAX_EVALUATIONS = 6
 MAX_TEXTS, MAX_BLOB_BYTES = 1200, 2 * MIB
@@ -31,8 +30,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
-    """A line of these files; ``set`` is a held-out set or the side of a pair, ``step`` that which
-    learned a row."""
+    """A line of these files; ``set`` is a held-out set."""
 
     set: str
     id: str
@@ -41,28 +39,23 @@ class TextLine:
     answer: str = ""
     score: float | None = None
     finish_reason: FinishReason = "stop"
-    step: int = 0
 
 
 _LINE = TypeAdapter(TextLine)
 _Column = dict[tuple[str, str], TextLine]
 
 
-def read_texts(folder: Path, last_step: int, share: float, notices: list[str]) -> dict[str, Texts]:
-    """``held_out`` and ``rows`` (up to ``last_step``) if the run has them, within a share of the
-    bounds; ``notices`` collects unreadable files."""
+def read_texts(folder: Path, share: float, notices: list[str]) -> dict[str, Texts]:
+    """The run's ``held_out`` texts if it has any, within a share of the bounds; ``notices``
+    collects unreadable files."""
     answers: dict[str, _Column] = {}
     for path in evenly(sorted((folder / "evaluations").glob("step-*.jsonl.gz")), MAX_EVALUATIONS):
         step = path.name.removeprefix("step-").removesuffix(".jsonl.gz").lstrip("0")
         lines = _read(path, notices)
         label = f"after step {step}" if step else "before training"
         answers[label] = {(line.set, line.id): line for line in lines}
-    rows: dict[str, _Column] = {}
-    for line in _read(folder / ROWS, notices):
-        if line.step <= last_step:
-            rows.setdefault(line.set, {})["", line.id] = line
-    texts_by_kind = {"held_out": _texts(answers, share), "rows": _texts(rows, share)}
-    return {name: texts for name, texts in texts_by_kind.items() if texts is not None}
+    texts = _texts(answers, share)
+    return {} if texts is None else {"held_out": texts}
 
 
 def _read(path: Path, notices: list[str]) -> list[TextLine]:

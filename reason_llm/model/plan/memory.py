@@ -53,12 +53,10 @@ Source: docs/gpu.md, 26 and 27 November 2026: measured, without all other lines 
 and 1.1 GiB at 0.5 B (hidden size 896), 1.1 to 1.75 GiB at 7 B (3,584). Others are not measured."""
 KERNELS_BYTES = int(0.25 * GIB)
 """oneDNN's kernels for products in bfloat16 on a CPU, one for each shape that occurs."""
-OPTIMIZER_BYTES = {
-    "adamw": 8.0, "adamw_8bit": 2.04, "paged_adamw_8bit": 2.04, "adafactor": 0.1, "muon": 4.0
-}  # fmt: skip
+OPTIMIZER_BYTES = {"adamw": 8.0, "adamw_8bit": 2.04, "paged_adamw_8bit": 2.04, "adafactor": 0.1}
 """Moments of each trained parameter, with the scales of blocks of 256; Adafactor's are a row and a
-column of each matrix. Muon's AdamW, for what is no inner matrix, has 4 more."""
-UPDATE_BYTES = {"adafactor": 8.0, "muon": 14.0}
+column of each matrix."""
+UPDATE_BYTES = {"adafactor": 8.0}
 """Temporaries of one parameter's step, which depends on all of its elements; by the others in none,
 but for 20 bytes by bitsandbytes' 8-bit ones on a CPU."""
 STEPPED_AT_ONCE = 2**23
@@ -375,8 +373,6 @@ class _Draft:
             return 0
         train, count = self.config.train, self.learned[role]
         size = count * OPTIMIZER_BYTES[train.optimizer]
-        if train.optimizer == "muon" and self.is_full:
-            size += 4 * min(count, self.shape.dense)
         return int(size)
 
     @property

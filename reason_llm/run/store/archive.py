@@ -2,13 +2,11 @@
 data/buffer.json as it was learned from, compressed."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 from reason_llm.config import changes
 from reason_llm.errors import RolloutBufferError
 from reason_llm.files import write_atomically
-from reason_llm.rollout import without_learner_logprobs
 from reason_llm.run.store.document import Document, RunIdentity, read_document, to_bytes
 
 FILES = "step-????????.json.gz"
@@ -45,9 +43,7 @@ class Archive:
             logger.warning("%s holds step %d; it is skipped", file, document.step)
             return None
         changed = changes(document.run.config, run.config)
-        if changed.refused or changed.warned:
-            return None
-        return replace(document, groups=without_learner_logprobs(document.groups))
+        return None if changed.refused or changed.warned else document
 
     def add(self, document: Document, needed_from: int | None = None) -> None:
         """Keep this document, replacing one of the same step; the oldest go beyond the bound.

@@ -16,8 +16,6 @@ CONFIG = "resolved_config.yaml"
 ADAPTER_CONFIG = "adapter_config.json"
 MODEL = "model.safetensors"
 SCORE_HEAD = "score.safetensors"
-ROWS = "rows.jsonl.gz"
-"""Some rows that a stage learns from, as text."""
 ANSWERS = "judge_answers.jsonl"
 """File with the answers of judges."""
 Which = Literal["last", "best"]

@@ -11,7 +11,7 @@ from chromium import IN_A_BROWSER, Chromium, opened, text_of
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.serve import make_server
 from reason_llm.run.store import metrics
-from report_runs import completion, group, record, write_run
+from report_runs import group, record, write_run
 
 pytestmark = IN_A_BROWSER
 
@@ -153,29 +153,12 @@ def test_rollouts_are_filtered_searched_and_compared(page: Chromium, tmp_path: P
     page.click(".modes .button:nth-child(2)")
     page.wait("document.querySelectorAll('.card .t').length > 20")
     assert page.run("document.querySelectorAll('.card:first-child .t.p1').length") > 5  # exp(-0.5)
-    page.click(".modes .button:nth-child(4)")
+    page.click(".modes .button:nth-child(3)")
     page.wait("document.querySelector('.card ins')")
     # Beside the right one, the reference: 2 in the place of 3.
     assert text_of(page, ".card:nth-child(1) del") == "3"
     assert text_of(page, ".card:nth-child(1) ins") == "2"
-    assert page.run("document.querySelector('.modes .button:nth-child(3)').disabled")  # no ratio
     assert page.complaints == []
-
-
-def test_tokens_are_coloured_by_the_ratio_where_there_is_one(
-    page: Chromium, tmp_path: Path
-) -> None:
-    first = completion("1+2")
-    learner = tuple(p + d for p, d in zip(first.logprobs, (0.0, 1.0, -1.0, 0.1), strict=True))
-    groups = [[group(["1+2"], [1.0], learner_logprobs=learner)]]
-    opened(
-        page,
-        write_run(tmp_path / "run", [record(0), record(1)], groups),
-        "view=rollouts&mode=ratio",
-    )
-    page.wait("document.querySelectorAll('.card .t').length === 4")
-    styles = page.run("[...document.querySelectorAll('.card .t')].map(e => e.className.trim())")
-    assert styles == ["t", "t u3", "t d3", "t u1"]
 
 
 def test_a_hostile_rollout_changes_nothing(page: Chromium, tmp_path: Path) -> None:
@@ -186,7 +169,7 @@ def test_a_hostile_rollout_changes_nothing(page: Chromium, tmp_path: Path) -> No
     opened(page, folder, "view=rollouts&group=0")
     title = page.run("document.title")
     page.wait(f"document.querySelectorAll('.card').length === {len(HOSTILE)}")
-    for mode in ("1", "4"):  # as text, and as a difference
+    for mode in ("1", "3"):  # as text, and as a difference
         page.click(f".modes .button:nth-child({mode})")
         bodies = page.run(
             "[...document.querySelectorAll('.card .text-block')].map(e => e.textContent)"
@@ -239,7 +222,7 @@ def test_a_megabyte_of_one_token_opens_at_once(page: Chromium, tmp_path: Path) -
     page.wait("document.querySelectorAll('.card').length === 2")
     assert page.run("document.querySelector('.card .text-block').textContent.length") < 21_000
     assert "1,028,576 characters" in text_of(page, ".card button")
-    page.click(".modes .button:nth-child(4)")
+    page.click(".modes .button:nth-child(3)")
     assert "Too long" in text_of(page, ".card:nth-child(1) .text-block")
     assert (folder / "report.html").stat().st_size < 2**20
     assert page.complaints == []

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,13 @@ def embedded(content: bytes) -> dict[str, Any]:
 
 
 def opened(content: bytes, run: int, step: int) -> tuple[dict[str, Any], Any]:
-    """The header of a step's rollouts, and its three planes of numbers."""
+    """The header of a step's rollouts, and its two planes of numbers."""
     pattern = rf'<script type="text/plain" id="rollouts-{run}-{step}">(.*?)</script>'
     found = re.search(pattern, content.decode())
     assert found
     blob = gzip.decompress(base64.b64decode(found[1]))
     size = int.from_bytes(blob[:4], "little")
-    return orjson.loads(blob[4 : 4 + size]), np.frombuffer(blob[4 + size :], "<u2").reshape(3, -1)
+    return orjson.loads(blob[4 : 4 + size]), np.frombuffer(blob[4 + size :], "<u2").reshape(2, -1)
 
 
 def unpacked(content: bytes, run: int, step: int) -> dict[str, Any]:
@@ -61,15 +60,11 @@ def test_without_javascript_the_page_says_where_the_numbers_are(tmp_path: Path) 
     ]  # fmt: skip
 
 
-def test_a_token_s_ratio_is_the_learner_s_over_the_sampler_s(tmp_path: Path) -> None:
+def test_a_token_has_its_log_prob(tmp_path: Path) -> None:
     said = group(["12"], [1.0])
-    (before,) = said.completions
-    learner = (before.logprobs[0] + 0.25, *before.logprobs[1:])
-    said = replace(said, completions=(replace(before, learner_logprobs=learner),))
     content = page([examined(write_run(tmp_path / "run", [record(0)], [[said]]))])
-    _, (_, logprobs, ratios) = opened(content, 0, 0)
-    assert logprobs.tolist() == [50] * (len(learner) - 1) + [1]
-    assert ratios.tolist() == [0x8000 + 250] + [0x8000] * (len(learner) - 1)
+    _, (_, logprobs) = opened(content, 0, 0)
+    assert logprobs.tolist() == [50] * (len(said.completions[0].logprobs) - 1) + [1]
 
 
 def test_checks_point_at_the_groups_that_show_them(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Answers to held-out problems and learned rows in the report, as text that cannot act."""
+"""Answers to held-out problems in the report, as text that cannot act."""
 
 import base64
 import gzip
@@ -8,14 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from conftest import ROOT
-from reason_llm.app.console import Console
 from reason_llm.app.report import texts
 from reason_llm.app.report.page import write_report
 from reason_llm.app.report.payload import examine, to_value
 from reason_llm.app.report.runs import read_run
-from reason_llm.app.training import run_training
-from reason_llm.config import load
 from report_runs import record, write_run
 
 HOSTILE = "</script><img src=x onerror=\"document.title='taken'\">\x1b[2J\u202e"
@@ -31,16 +27,6 @@ def answer(number: int, text: str, score: float | None, **more: Any) -> dict[str
     return asked | {"answer": "3", "completion": text, "score": score} | more
 
 
-def row(step: int, side: str, text: str) -> dict[str, Any]:
-    return {
-        "set": side,
-        "id": f"step {step} · p.jsonl:9",
-        "prompt": "Q",
-        "completion": text,
-        "step": step,
-    }
-
-
 def with_texts(folder: Path) -> Path:
     """Two steps were learned; problem 3 was asked in the last evaluation alone."""
     write_run(folder, [record(step) for step in range(3)])
@@ -52,8 +38,6 @@ def with_texts(folder: Path) -> Path:
         answer(2, "4", None, finish_reason="length"),
     ]
     lines(place / "step-00000002.jsonl.gz", *after, answer(3, "3", 1.0))
-    rows = [row(n, side, side + HOSTILE) for n in (1, 3) for side in ("chosen", "rejected")]
-    lines(folder / "rows.jsonl.gz", *rows)
     return folder
 
 
@@ -81,33 +65,21 @@ def test_answers_of_all_evaluations_to_one_problem_stand_together(tmp_path: Path
     assert opened[0]["answer"] == "3"
 
 
-def test_rows_are_shown_that_were_learned_by_now(tmp_path: Path) -> None:
-    listed, opened = shown(with_texts(tmp_path / "run"), "rows")
-    assert (listed["labels"], listed["groups"]["prompt"]) == (
-        ["chosen", "rejected"], ["step 1 · p.jsonl:9"],
-    )  # fmt: skip
-    assert opened[0]["texts"] == ["chosen" + HOSTILE, "rejected" + HOSTILE]
-
-
 def test_six_evaluations_are_shown_each_by_its_step(tmp_path: Path) -> None:
     for step in range(0, 100, 10):
         lines(tmp_path / "evaluations" / f"step-{step:08d}.jsonl.gz", answer(1, "3", step / 100))
-    lines(tmp_path / "rows.jsonl.gz", *(row(step, "chosen", "c") for step in (1, 20, 21)))
-    found = texts.read_texts(tmp_path, 20, 1.0, [])
+    found = texts.read_texts(tmp_path, 1.0, [])
     assert found["held_out"].labels == [
         "before training",
         *(f"after step {step}" for step in (20, 40, 50, 70, 90)),
     ]
-    assert [each.prompt_id for each in found["rows"].packed.groups] == [
-        "step 1 · p.jsonl:9", "step 20 · p.jsonl:9",
-    ]  # fmt: skip
 
 
 def test_a_damaged_file_is_named_and_the_bounds_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = with_texts(tmp_path / "run")
-    (folder / "rows.jsonl.gz").write_bytes(b"no gzip")
+    (folder / "evaluations" / "step-00000003.jsonl.gz").write_bytes(b"no gzip")
     (folder / "evaluations" / "step-00000001.jsonl.gz").write_bytes(gzip.compress(b"[1]\n"))
     many = [answer(n, "3", 1.0) for n in range(100)]
     lines(folder / "evaluations" / "step-00000002.jsonl.gz", *many)
@@ -116,32 +88,7 @@ def test_a_damaged_file_is_named_and_the_bounds_hold(
     (run,) = to_value([examine(read_run(folder, "run"))])["runs"]
     assert run["texts"].keys() == {"held_out"}
     assert len(run["texts"]["held_out"]["groups"]["step"]) == 5
-    for name in ("rows.jsonl.gz", "step-00000001.jsonl.gz"):
+    for name in ("step-00000003.jsonl.gz", "step-00000001.jsonl.gz"):
         assert any(f"{name} was passed over" in each for each in run["notices"])
     monkeypatch.setattr(texts, "MAX_BYTES", 100)
     assert examine(read_run(folder, "run")).texts == {}
-
-
-@pytest.mark.parametrize("stage", ["sft", "preference"])
-def test_a_stage_that_learns_from_rows_leaves_its_texts(
-    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    options = {"run.name": "small", "run.steps": 2, "train.rows_per_step": 4, "eval.limit": 4}
-    options |= {"run.directory": str(tmp_path / "runs")}
-    config = load(ROOT / "configs" / f"{stage}_tiny.yaml", options)
-    is_sft, train = stage == "sft", Path(config.data.sources[0].source)
-    run_training(config, Console("quiet"))
-    found = examine(read_run(tmp_path / "runs" / "small", "small")).texts
-    assert found["held_out"].labels == ["before training", "after step 2"]
-    assert len(found["held_out"].packed.groups) == 4
-    assert found["rows"].labels == ([""] if is_sft else ["chosen", "rejected"])
-    rows = found["rows"].packed.groups
-    assert [each.prompt_id.split(" · ")[0] for each in rows] == ["step 1"] * 4 + ["step 2"] * 4
-    assert all(each.preview.startswith("What is ") for each in rows)
-    written = gzip.decompress((tmp_path / "runs" / "small" / "rows.jsonl.gz").read_bytes())
-    first = orjson.loads(written.splitlines()[0])
-    place = int(first["id"].rpartition(":")[2])
-    source = orjson.loads(train.read_bytes().splitlines()[place - 1])
-    assert source["prompt"] in first["prompt"]
-    assert first["completion"] == source["completion" if is_sft else "chosen"] + "<|im_end|>"

@@ -134,7 +134,6 @@ def test_a_pass_over_the_longest_pair_takes_no_more_than_planned(
     with Model(config.model, load_tokenizer(str(TINY)), 0) as model:
         state = checkpoint.fresh("run", {})
         learner = make_learners(config, folder, state, plan, model, readers_of(config)).policy
-        learner.logprobs_at_start = [None, None]
         learner.micro_batches.tokens = 8  # which a pair does not heed
         rows = learner.prepared(pair)
         model.policy.train()
