@@ -21,7 +21,13 @@ from reason_llm.score.math.question import asks_yes_or_no, last_question, read_q
 
 _INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:eq?|t)(?:slant)?(?![A-Za-z])")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}+")
+_BETWEEN_ITEMS = re.compile(r" ?, ?(?:and )?| and ")
+_IN_WORDS = frozenset("abcdefghijklmnopqrstuvwxyz ,-'")
 _LONGEST_ITEM = 40
+_ORDER = re.compile(
+    r"\b(?:order|rank|arrang|sort|sequenc|chronolog|alphabet|first|respectiv|increas|decreas)"
+    r"|\bfrom [^.?]{1,30} to "
+)
 _SAME_WORDS = {"true": "Yes", "false": "No", "yes": "True", "no": "False"}
 _SEVERAL = ("list", "either", "cup", "cap")
 _QUOTED_WORDS = 8
@@ -48,6 +54,9 @@ def matches(
     question = last_question(question)
     if is_quoted(gold, answer, question) or are_joined_otherwise(gold, answer):
         return 0.0
+    items = _items_of_words(gold)
+    if items and items == _items_of_words(answer) and not _ORDER.search(question.casefold()):
+        return 1.0
     is_percent = constraints.demands_of(question).percent
     # One reading must pass all checks: equal in one and worked out in another is not enough.
     for gold_reading, answer_reading in _readings(gold, answer, question):
@@ -77,6 +86,8 @@ def _readings(gold: str, answer: str, question: str) -> Iterator[tuple[str, str]
             yield lists
         if (short := answer_text.without_formulas(wanted, answer)) != answer:
             yield wanted, short
+        if (short := prose.without_words(answer, question)) != answer:
+            yield wanted, short
         if (measure := answer_text.converted(wanted, answer, question)) is not None:
             yield measure
         yield from prose.readings(wanted, answer, question)
@@ -91,6 +102,17 @@ def are_joined_otherwise(gold: str, answer: str) -> bool:
         for text in (gold, answer)
     ]
     return len(joins[0]) == len(joins[1]) == 1 and joins[0] != joins[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _items_of_words(text: str) -> list[str]:
+    """The items of a list of words, ``red, green and blue``, sorted; empty for another text, and
+    where one is a letter or as long as a sentence."""
+    shown = " ".join(map(str, answer_text.tokens_of(text))).casefold()
+    plain = " ".join(shown.split()).strip("\\{} ")
+    items = sorted(_BETWEEN_ITEMS.split(plain))
+    is_list = len(text) <= MAX_CHARACTERS and len(items) > 1 and not set(plain) - _IN_WORDS
+    return items if is_list and all(1 < len(item) < _LONGEST_ITEM for item in items) else []
 
 
 @functools.lru_cache(maxsize=1024)

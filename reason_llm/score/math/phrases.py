@@ -78,7 +78,7 @@ _NUMERALS = tuple(
             r"\\text{quotient}=\1, \\text{remainder}=\2",
         ),
         (
-            r"(?<=\d)(?:\n[{}(])*+(?:\nin)?+\n\(?(?:in )?base(?:\n[{}])*+\n(\w++)(?:\n[)}])*+\Z",
+            r"(?<=\d)(?:\n[{}(])*+\n(?:in\n)?+\(?(?:in )?base(?:\n[{}])*+\n(\w++)(?:\n[)}])*+\Z",
             r"_{\1}",
         ),
     ]
@@ -93,8 +93,11 @@ _OTHER_FORM = (
         ),
         r"\\text{or}",
     ),
+    (re.compile(r"(?<=.)\n\(\n?or(?=\n.*+(?<=\n\)))", re.IGNORECASE | re.DOTALL), r"\\text{or}"),
+    (re.compile(r"(?<=.)\n\((?=\n(?:=|\\approx)\n.*+(?<=\n\)))", re.DOTALL), ""),
 )
-"""``, i.e. the ratio is 1:3`` behind one third is another form, as behind ``or``."""
+"""``, i.e. the ratio is 1:3`` behind one third is another form, as behind ``or``; so is
+``(or 0.625)``, and ``(= 0.625)`` without its brackets."""
 _CONSTANT = word_set(
     """
     where with for with and is are a an the any some every all arbitrary constant constants of

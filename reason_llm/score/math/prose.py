@@ -150,6 +150,10 @@ _SUBJECTS = word_set("all every any each real number numbers reals the set of th
 _INFINITIES = {"infinity": "\\infty", "positive infinity": "\\infty",
                "negative infinity": "-\\infty", "plus infinity": "\\infty",
                "minus infinity": "-\\infty"}  # fmt: skip
+_TEXT_IN_FORMULA = re.compile(r"\\(?:text|mathrm)\{([A-Za-z ,.]*+)\}")
+_CALCULATION = re.compile(
+    r"(?=[^\d]*+\d)(?:[-\d.,\s+*/()=:{}×]|\\(?:times|cdot|div|left|right|[dt]?+frac|[,;! ]))++"
+)
 _REMARKS = word_set("root roots solution repeated multiplicity")
 _NOUNS = word_set(
     "function number numbers series sequence triangle quadrant polygon limit day point"
@@ -744,6 +748,21 @@ def _are_known(words: list[str], question: str) -> bool:
         or word.removesuffix("ing") in asked
         for word in words
     )
+
+
+def without_words(answer: str, question: str) -> str:
+    """A calculation without the question's words in it: ``9 \\times 2 = \\$18`` of
+    ``9 \\text{ eggs} \\times \\$2 = \\$18``; without a value, where all its words are one unit."""
+    if len(answer) > MAX_CHARACTERS:
+        return answer
+    left, sign, right = answer.rpartition("=" if "=" in answer else "\\times")
+    words = _TEXT_IN_FORMULA.findall(left)
+    plain = _TEXT_IN_FORMULA.sub("", left).replace("\\$", "")
+    if not words or not _CALCULATION.fullmatch(plain):
+        return answer
+    is_one_unit = len({*map(str.strip, words + _TEXT_IN_FORMULA.findall(right))}) == 1
+    is_known = _are_known(" ".join(words).casefold().split(), question)
+    return f"{plain}{sign}{right}" if (is_known if sign == "=" else is_one_unit) else answer
 
 
 def _is_about_value(words: list[str], value: str, place: int) -> bool:
