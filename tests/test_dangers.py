@@ -119,10 +119,7 @@ OPENED_OTHERWISE = {  # where, what: why
     ): "the sandbox's own solution.py, within it",
     ("reason_llm/score/code/jail/function_harness.py", "os.open"): "/dev/null, within the sandbox",
     ("reason_llm/score/math/math_worker.py", ".open"): "sympy's open interval",
-    ("scripts/benchmarks/pack.py", ".read_text"): "our own lock",
-    ("scripts/benchmarks/pack.py", ".open"): "a library that it unpacked",
     ("scripts/benchmarks/sides.py", ".open"): "a log in its own temporary folder, for writing",
-    ("scripts/benchmarks/sides.py", "os.fdopen"): "a pipe",
 }
 
 

@@ -263,7 +263,7 @@ SIMPLE: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("kto", ("--data.train", "{shared}/demonstrations.jsonl"), (":1", "label")),
     ("sft", ("--eval.rows", "{shared}/none.jsonl"), ("none.jsonl",)),
     ("sft", ("--eval.rows", "{shared}/texts.jsonl"), ("texts.jsonl:1",)),
-    ("sft", ("--run.from_buffer", "{shared}/b.json"), ("run.from_buffer", "stage=sft", "pairs")),
+    ("sft", ("--run.from_buffer", "{shared}/b.json"), ("run.from_buffer", "stage=sft")),
     ("reward", ("--data.eval", "{shared}/held_out.jsonl"), ("data.eval", "stage=reward")),
     ("sft", ("--critic.updates", "2"), ("critic section contradicts", "leave it out")),
     ("irpo", ("--model.start", "{shared}/none"), ("none", "name the adapter/ of a run")),

@@ -98,8 +98,10 @@ def test_a_changed_environment_is_another_evaluation(
     assert orjson.loads(lines[0])["greedy"]["finish_reason"] == "environment"
     path.write_text(GAME.replace("return '', True", "return 1 / 0"))
     assert "the environment failed in 2 completions" in script(*asked, tmp_path / "other")[1]
-    code, _, error = script(*asked, tmp_path / "out")
-    assert (code, "holds an evaluation with other options" in error) == (2, True)
+    before = (tmp_path / "out" / "problems.jsonl").read_bytes()
+    code, said, _ = script(*asked, tmp_path / "out")
+    assert (code, "out was renamed to" in said) == (0, True)
+    assert (tmp_path / "out.old-1" / "problems.jsonl").read_bytes() == before
 
 
 def test_a_data_check_of_an_environment(tmp_path: Path, script: Call) -> None:

@@ -165,7 +165,11 @@ def test_a_base_that_others_quantised_is_refused(tmp_path: Path, kind: Any) -> N
 @pytest.mark.parametrize(
     ("family", "method", "advice"),
     [
-        ("gpt_oss", "mxfp4", "in bfloat16 once, by python scripts/export.py MODEL --out "),
+        (
+            "gpt_oss",
+            "mxfp4",
+            "write them in bfloat16 once, by python scripts/export.py MODEL --out ",
+        ),
         ("qwen3_moe", "fp8", "take the same weights in bfloat16 "),
         ("mistral3", "fp8", "take the unquantised model and set model.quantize to nf4"),
         ("gemma3", "compressed-tensors", "take the unquantised model and set model.quantize to "),

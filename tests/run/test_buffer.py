@@ -98,7 +98,7 @@ def test_waves_are_kept_until_the_step_is_whole(tmp_path: Path) -> None:
 
 def test_it_is_one_json_document_with_version_run_and_step(tmp_path: Path) -> None:
     value = orjson.loads(saved(tmp_path / "buffer.json").read_bytes())
-    assert (value["format"], value["run"]["id"], value["step"]) == (3, "run-a", 3)
+    assert (value["format"], value["run"]["id"], value["step"]) == (2, "run-a", 3)
     assert value["weight_version"] == 3
     completion = value["groups"][0]["completions"][0]
     assert completion["token_ids"] == [5, 0]
