@@ -334,6 +334,17 @@ class Renderer:
         marked = replace(self, tools=tools).text(where, self.marked(messages), generation)
         return self._as_written(where, marked, text)
 
+    def marked_texts(self, talks: Sequence[Messages], generation: bool) -> list[str | None]:
+        """``marked_text`` of many conversations; None for those for which it has to be called:
+        they spell a control token, or one of them fails."""
+        usual = [n for n, talk in enumerate(talks) if not self.spells_controls(talk)]
+        texts: list[str | None] = [None] * len(talks)
+        with suppress(TimeoutError, ValueError):
+            made = self._rendered([talks[n] for n in usual], generation)
+            for number, (text, _, _) in zip(usual, made, strict=True):
+                texts[number] = text if text and text.strip() else None
+        return texts
+
     def escaped(self, text: str) -> str:
         """A text that writes its control tokens itself, for ``marked_ids``."""
         return self._controls.escaped(text)
