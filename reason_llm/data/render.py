@@ -334,15 +334,17 @@ class Renderer:
         marked = replace(self, tools=tools).text(where, self.marked(messages), generation)
         return self._as_written(where, marked, text)
 
-    def marked_texts(self, talks: Sequence[Messages], generation: bool) -> list[str | None]:
-        """``marked_text`` of many conversations; None for those for which it has to be called:
-        they spell a control token, or one of them fails."""
-        usual = [n for n, talk in enumerate(talks) if not self.spells_controls(talk)]
+    def marked_texts(self, talks: Sequence[tuple[Messages, bool]]) -> list[str | None]:
+        """``marked_text`` of conversations, each with its ``generation``; None where it has to be
+        called, as for those that spell a control token, and where one fails."""
         texts: list[str | None] = [None] * len(talks)
-        with suppress(TimeoutError, ValueError):
-            made = self._rendered([talks[n] for n in usual], generation)
-            for number, (text, _, _) in zip(usual, made, strict=True):
-                texts[number] = text if text and text.strip() else None
+        for generation in (False, True):
+            asked = [n for n, (_, each) in enumerate(talks) if each is generation]
+            asked = [n for n in asked if not self.spells_controls(talks[n][0])]
+            with suppress(TimeoutError, ValueError):
+                made = self._rendered([talks[n][0] for n in asked], generation)
+                for number, (text, _, _) in zip(asked, made, strict=True):
+                    texts[number] = text if text and text.strip() else None
         return texts
 
     def escaped(self, text: str) -> str:

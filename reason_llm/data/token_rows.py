@@ -14,7 +14,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,23 +39,13 @@ _PROBE = "Yes, indeed."
 _Row = tuple[list[int], list[bool]]
 _Span = tuple[int, int]
 _Rows = tuple[TokenRow, ...]
-MOST_TURNS = 8
-"""Turns of a conversation whose texts are rendered together with those of others: memory holds
-them all."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Talks:
-    """Conversations whose texts are asked for: whole, and up to where an answer begins."""
-
-    renderer: Renderer
-    wholes: list[Messages]
-    prompts: list[Messages]
-
-
+_Talks = tuple[Renderer, list[tuple[Messages, bool]]]
+"""Conversations to render, each with whether up to where the next answer begins."""
 _Asking = Generator[list[str] | _Talks, Any, T]
-"""Function that yields texts and is sent the token ids of each, or ``_Talks`` and is sent two
-lists of texts, with None for those that have to be rendered alone."""
+"""Function that yields texts and is sent the token ids of each, or conversations and is sent the
+text of each, or None for one that has to be rendered alone."""
+MOST_TURNS = 8
+"""Turns of a conversation that is rendered with others: memory holds the texts of all."""
 
 
 class _Rewritten(DataError):
@@ -101,12 +91,12 @@ def _answered(
     answers: dict[int, Any] = dict.fromkeys(range(len(asking)))
     while answers:
         asked: dict[int, list[str]] = {}
-        talks: dict[Renderer, dict[int, _Talks]] = {}
+        talks: dict[Renderer, dict[int, list[tuple[Messages, bool]]]] = {}
         for number, answer in answers.items():
             try:
                 wanted = asking[number].send(answer)
-                if isinstance(wanted, _Talks):
-                    talks.setdefault(wanted.renderer, {})[number] = wanted
+                if isinstance(wanted, tuple):
+                    talks.setdefault(wanted[0], {})[number] = wanted[1]
                 else:
                     asked[number] = wanted
             except StopIteration as ended:
@@ -125,12 +115,8 @@ def _answered(
             except DataError as error:
                 found[number] = error
         for by, of in talks.items():
-            each = of.values()
-            wholes = iter(by.marked_texts([talk for it in each for talk in it.wholes], False))
-            prompts = iter(by.marked_texts([talk for it in each for talk in it.prompts], True))
-            for number, it in of.items():
-                texts = islice(wholes, len(it.wholes)), islice(prompts, len(it.prompts))
-                answers[number] = [*texts[0]], [*texts[1]]
+            made = iter(by.marked_texts([*chain.from_iterable(of.values())]))
+            answers |= {number: [*islice(made, len(each))] for number, each in of.items()}
     return [found[number] for number in range(len(asking))]
 
 
@@ -488,15 +474,15 @@ def _prefix_spans(
     """Spans as of ``_spans``; None if the whole text does not begin with what the template writes
     up to a turn's beginning or its end, or lacks a thought or an earlier turn's end token."""
     turns = [n for n in range(first, len(talk)) if talk[n]["role"] == "assistant"]
-    wholes = [talk, *(talk[: turn + 1] for turn in turns if turn + 1 < len(talk))]
-    texts, prompts = [None] * len(wholes), [None] * len(turns)
-    if len(turns) <= MOST_TURNS:
-        texts, prompts = yield _Talks(renderer, wholes, [talk[:turn] for turn in turns])
-    whole = texts[0] or renderer.marked_text(where, talk, generation=False)
-    prompts = [
-        prompt or renderer.marked_text(where, talk[:turn])
-        for turn, prompt in zip(turns, prompts, strict=True)
-    ]
+    parts = [(talk, False), *((talk[:turn], True) for turn in turns)]
+    parts += [(talk[: turn + 1], False) for turn in turns if turn + 1 < len(talk)]
+    made = (yield renderer, parts) if len(turns) <= MOST_TURNS else [None] * len(parts)
+
+    def text(number: int) -> str:
+        """The text of a part; raises DataError."""
+        return made[number] or renderer.marked_text(where, *parts[number])
+
+    whole, *prompts = map(text, range(1 + len(turns)))
     starts = [len(prompt) for prompt in prompts]
     if not all(map(whole.startswith, prompts)) or starts != sorted(starts):
         return None
@@ -517,11 +503,9 @@ def _prefix_spans(
                 "{{ eos_token }} there in a template of your own, and name it in data.template"
             )
         span = start, min(stops)
-        if turn + 1 < len(talk):
-            part = wholes[number + 1]
-            alone = texts[number + 1] or renderer.marked_text(where, part, generation=False)
-            if not alone.startswith(whole[: span[1]]):
-                return None
+        is_last = turn + 1 == len(talk)
+        if not is_last and not text(1 + len(turns) + number).startswith(whole[: span[1]]):
+            return None
         (marked,) = renderer.marked([message])
         if not _holds_thought(where, marked, whole[slice(*span)], renderer):
             return None
