@@ -121,7 +121,9 @@ def test_a_conversation_that_fails_leaves_the_others(tokenizer: Any) -> None:
     fails = demonstration("x:3", [user("No")], [assistant("A.")])
     found = [rows for rows, _ in token_rows.render([ONE, spells, fails, TWO], by, 400, [END])]
     assert isinstance(found[2], DataError)
+    assert not isinstance(found[1], DataError)
     assert [found[0], found[1], found[3]] == [render(e, by, 400, [END]) for e in (ONE, spells, TWO)]
+    assert sum(row.ids.count(END) for row in found[1]) == 2  # not the one that the user spells
 
 
 def test_a_completion_and_its_end_token(tokenizer: Any) -> None:
