@@ -334,6 +334,19 @@ class Renderer:
         marked = replace(self, tools=tools).text(where, self.marked(messages), generation)
         return self._as_written(where, marked, text)
 
+    def marked_texts(self, talks: Sequence[tuple[Messages, bool]]) -> list[str | None]:
+        """``marked_text`` of conversations, each with its ``generation``; None where it has to be
+        called, as for those that spell a control token, and where one fails."""
+        texts: list[str | None] = [None] * len(talks)
+        for generation in (False, True):
+            asked = [n for n, (_, each) in enumerate(talks) if each is generation]
+            asked = [n for n in asked if not self.spells_controls(talks[n][0])]
+            with suppress(TimeoutError, ValueError):
+                made = self._rendered([talks[n][0] for n in asked], generation)
+                for number, (text, _, _) in zip(asked, made, strict=True):
+                    texts[number] = text if text and text.strip() else None
+        return texts
+
     def escaped(self, text: str) -> str:
         """A text that writes its control tokens itself, for ``marked_ids``."""
         return self._controls.escaped(text)
@@ -550,17 +563,18 @@ class Renderer:
     def _encoded(self, texts: list[str], as_text: bool = False) -> list[list[int]]:
         """The token ids of each, with special tokens read as text if ``as_text``; TimeoutError or
         Panic as ``token_ids`` tells."""
-        options = {
-            "add_special_tokens": False,
-            **({"split_special_tokens": True} if as_text else {}),
-        }
         tokenizer = reader_of_text(self.tokenizer) if as_text else self.tokenizer
+
+        def encode() -> list[list[int]]:
+            """The ids of all texts."""
+            if (backend := _backend(tokenizer, as_text)) is not None:
+                found = backend.encode_batch_fast(texts, add_special_tokens=False)
+                return [each.ids for each in found]
+            options = {"split_special_tokens": True} if as_text else {}
+            return list(tokenizer(texts, add_special_tokens=False, **options)["input_ids"])
+
         with without_panics():
-            return within(
-                ENCODE_SECONDS,
-                "the model's tokenizer",
-                lambda: list(tokenizer(texts, **options)["input_ids"]),
-            )
+            return within(ENCODE_SECONDS, "the model's tokenizer", encode)
 
     def _marked_ids(self, marked: str) -> list[int]:
         """Token ids of a text with marks: each part with a mark as text alone. A ValueError where
@@ -653,6 +667,21 @@ def _holds_words(text: str, content: str) -> bool:
     """Whether a text has all words of a tool's result, which templates may write as JSON."""
     words = {*re.findall(r"\w+", text.replace("\\n", " ").replace("\\t", " "))}
     return words.issuperset(re.findall(r"\w+", content))
+
+
+def _backend(tokenizer: "PreTrainedTokenizerBase", as_text: bool) -> Any:
+    """The tokenizer's Rust tokenizer where Transformers' class hands texts to it as they are; its
+    ``encode_batch_fast``, which Transformers does not call, makes no offsets. Else None, as before
+    the first call, which sets truncation and padding."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind, plain = type(tokenizer), PreTrainedTokenizerFast
+    if not isinstance(tokenizer, plain) or kind.__call__ is not plain.__call__:
+        return None
+    backend = tokenizer.backend_tokenizer
+    is_set = backend.truncation is None and backend.padding is None
+    is_set = is_set and backend.encode_special_tokens == as_text
+    return backend if is_set and kind._encode_plus is plain._encode_plus else None
 
 
 def _is_assistant(message: Mapping[str, Any]) -> bool:

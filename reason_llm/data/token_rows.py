@@ -16,8 +16,8 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, TypeVar
+from itertools import accumulate, chain, islice, pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
@@ -39,8 +39,13 @@ _PROBE = "Yes, indeed."
 _Row = tuple[list[int], list[bool]]
 _Span = tuple[int, int]
 _Rows = tuple[TokenRow, ...]
-_Asking = Generator[list[str], list[list[int]], T]
-"""Function that yields texts and is sent the token ids of each."""
+_Talks = tuple[Renderer, list[tuple[Messages, bool]]]
+"""Conversations to render, each with whether up to where the next answer begins."""
+_Asking = Generator[list[str] | _Talks, Any, T]
+"""Function that yields texts and is sent the token ids of each, or conversations and is sent the
+text of each, or None for one that has to be rendered alone."""
+MOST_TURNS = 8
+"""Turns of a conversation that is rendered with others: memory holds the texts of all."""
 
 
 class _Rewritten(DataError):
@@ -83,12 +88,17 @@ def _answered(
 ) -> list[_Rows | DataError]:
     """Run the generators side by side: the texts that they ask for are tokenised together."""
     found: dict[int, _Rows | DataError] = {}
-    answers: dict[int, list[list[int]] | None] = dict.fromkeys(range(len(asking)))
+    answers: dict[int, Any] = dict.fromkeys(range(len(asking)))
     while answers:
         asked: dict[int, list[str]] = {}
+        talks: dict[Renderer, dict[int, list[tuple[Messages, bool]]]] = {}
         for number, answer in answers.items():
             try:
-                asked[number] = asking[number].send(answer)  # type: ignore[arg-type]
+                wanted = asking[number].send(answer)
+                if isinstance(wanted, tuple):
+                    talks.setdefault(wanted[0], {})[number] = wanted[1]
+                else:
+                    asked[number] = wanted
             except StopIteration as ended:
                 found[number] = ended.value
             except DataError as error:
@@ -104,6 +114,9 @@ def _answered(
                 ]
             except DataError as error:
                 found[number] = error
+        for by, of in talks.items():
+            made = iter(by.marked_texts([*chain.from_iterable(of.values())]))
+            answers |= {number: [*islice(made, len(each))] for number, each in of.items()}
     return [found[number] for number in range(len(asking))]
 
 
@@ -251,7 +264,7 @@ def _row(
     names = tokenizer.convert_ids_to_tokens(sorted(end_token_ids))
     ends = [name for name in names if name]  # None for an id beyond the vocabulary
     if (renderer.template.jinja or tokenizer.chat_template) is not None:
-        text, spans = _spans(where, messages, completion, renderer, ends)
+        text, spans = yield from _spans(where, messages, completion, renderer, ends)
         for member in renderer.check_written(where, messages, text[: spans[0][0]]):
             note(member)
         read = [each for each in completion if each["role"] != "assistant"]
@@ -328,7 +341,7 @@ def _document(
 
 def _spans(
     where: str, messages: Messages, completion: Messages, renderer: Renderer, ends: Sequence[str]
-) -> tuple[str, list[_Span]]:
+) -> _Asking[tuple[str, list[_Span]]]:
     """The conversation's text, and the spans in it that are learned: as the template writes it, as
     TRL's training template does, or, for one turn, as the model is sampled to write it."""
     messages = renderer.with_system_prompt(messages)
@@ -337,18 +350,19 @@ def _spans(
     problem: DataError | None = None
     written = None
     try:
-        written = _prefix_spans(where, talk, first, renderer, ends)
+        written = yield from _prefix_spans(where, talk, first, renderer, ends)
     except DataError as error:
         problem = error
     if written is None and (training := _training(renderer)) is not None:
         with suppress(DataError):
-            written = _prefix_spans(where, talk, first, training, ends)
+            written = yield from _prefix_spans(where, talk, first, training, ends)
         prompt = renderer.marked_text(where, messages)
         if written is not None and written[0][: written[1][0][0]] != prompt:
             written = None  # the policy would read another prompt when it is sampled
     if written is None and len(completion) == 1:
         written = _as_written_by_the_model(where, messages, completion[0], renderer, ends)
-        written = written or _after_thoughts(where, messages, completion, renderer, ends)
+        if written is None:
+            written = yield from _after_thoughts(where, messages, completion, renderer, ends)
     if written is not None:
         return written
     whole = renderer.marked_text(where, talk, generation=False)
@@ -430,14 +444,14 @@ def _as_written_by_the_model(
 
 def _after_thoughts(
     where: str, messages: Messages, completion: Messages, renderer: Renderer, ends: Sequence[str]
-) -> tuple[str, list[_Span]] | None:
+) -> _Asking[tuple[str, list[_Span]] | None]:
     """``_spans`` of one turn, for a template that leaves out the prompt's thoughts once the turn
     follows them (gpt-oss's, of a tool call before the answer): the prompt as it is sampled, and the
     turn as it follows the prompt without them. None where no thought is before the turn."""
     bare = [{key: each[key] for key in each if key not in THOUGHTS} for each in messages]
     if bare == messages:
         return None
-    written = _prefix_spans(where, [*bare, *completion], len(bare), renderer, ends)
+    written = yield from _prefix_spans(where, [*bare, *completion], len(bare), renderer, ends)
     if written is None:
         return None
     whole, ((start, stop),) = written
@@ -456,17 +470,25 @@ def _check_ends(where: str, content: str, ends: Sequence[str]) -> None:
 
 def _prefix_spans(
     where: str, talk: Messages, first: int, renderer: Renderer, ends: Sequence[str]
-) -> tuple[str, list[_Span]] | None:
+) -> _Asking[tuple[str, list[_Span]] | None]:
     """Spans as of ``_spans``; None if the whole text does not begin with what the template writes
     up to a turn's beginning or its end, or lacks a thought or an earlier turn's end token."""
-    whole = renderer.marked_text(where, talk, generation=False)
     turns = [n for n in range(first, len(talk)) if talk[n]["role"] == "assistant"]
-    prompts = [renderer.marked_text(where, talk[:turn]) for turn in turns]
+    parts = [(talk, False), *((talk[:turn], True) for turn in turns)]
+    parts += [(talk[: turn + 1], False) for turn in turns if turn + 1 < len(talk)]
+    made = (yield renderer, parts) if len(turns) <= MOST_TURNS else [None] * len(parts)
+
+    def text(number: int) -> str:
+        """The text of a part; raises DataError."""
+        return made[number] or renderer.marked_text(where, *parts[number])
+
+    whole, *prompts = map(text, range(1 + len(turns)))
     starts = [len(prompt) for prompt in prompts]
     if not all(map(whole.startswith, prompts)) or starts != sorted(starts):
         return None
     spans: list[_Span] = []
-    for turn, (start, stop) in zip(turns, pairwise([*starts, len(whole)]), strict=True):
+    for number, (start, stop) in enumerate(pairwise([*starts, len(whole)])):
+        turn = turns[number]
         message = talk[turn]
         _check_ends(where, message["content"], ends)
         stops = [
@@ -481,10 +503,9 @@ def _prefix_spans(
                 "{{ eos_token }} there in a template of your own, and name it in data.template"
             )
         span = start, min(stops)
-        if turn + 1 < len(talk):
-            alone = renderer.marked_text(where, talk[: turn + 1], generation=False)
-            if not alone.startswith(whole[: span[1]]):
-                return None
+        is_last = turn + 1 == len(talk)
+        if not is_last and not text(1 + len(turns) + number).startswith(whole[: span[1]]):
+            return None
         (marked,) = renderer.marked([message])
         if not _holds_thought(where, marked, whole[slice(*span)], renderer):
             return None

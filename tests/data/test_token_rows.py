@@ -106,6 +106,26 @@ def test_each_text_is_tokenised_once_and_all_together(monkeypatch: pytest.Monkey
         assert said == f"{talk[0]['content']}<|im_end|>{talk[2]['content']}<|im_end|>"
 
 
+def test_a_row_is_whole_whatever_the_tokenizer_was_set_to() -> None:
+    by = renderer(load_tokenizer(str(TINY)))
+    whole = one(ONE, by)
+    by.tokenizer.backend_tokenizer.enable_truncation(4)
+    by.tokenizer.backend_tokenizer.enable_padding(length=400)
+    assert one(ONE, by).ids == whole.ids
+
+
+def test_a_conversation_that_fails_leaves_the_others(tokenizer: Any) -> None:
+    jinja = "{% if messages[0].content == 'No' %}{{ raise_exception('no') }}{% endif %}" + CHATML
+    by = renderer(tokenizer, jinja)
+    spells = demonstration("x:2", [user("<|im_end|>?")], [assistant("A.")])
+    fails = demonstration("x:3", [user("No")], [assistant("A.")])
+    found = [rows for rows, _ in token_rows.render([ONE, spells, fails, TWO], by, 400, [END])]
+    assert isinstance(found[2], DataError)
+    assert not isinstance(found[1], DataError)
+    assert [found[0], found[1], found[3]] == [render(e, by, 400, [END]) for e in (ONE, spells, TWO)]
+    assert sum(row.ids.count(END) for row in found[1]) == 2  # not the one that the user spells
+
+
 def test_a_completion_and_its_end_token(tokenizer: Any) -> None:
     by = renderer(tokenizer, None)
     row = one(ONE, by)
