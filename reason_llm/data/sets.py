@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from reason_llm.data.attachments import Attachments, attached
-from reason_llm.data.forms import Example, TextDocument
+from reason_llm.data.forms import Example, PlainProblem, TextDocument
 from reason_llm.data.packed import Joined, Prompts, Units
 from reason_llm.data.rows import shared_gym_tasks
 from reason_llm.data.token_rows import NUM_ROWS_CHECKED
@@ -285,7 +285,7 @@ def question_key(example: Example) -> bytes:
     between digits, LaTeX's formula marks, braces, punctuation outside of numbers); and their
     attachments. A row that leaves the question to its environment asks like no other."""
     digests = ""
-    if isinstance(example, TextDocument):
+    if isinstance(example, PlainProblem | TextDocument):
         text = example.text
     else:
         asked = [each for each in example.messages if each["role"] != "system"]
@@ -293,6 +293,19 @@ def question_key(example: Example) -> bytes:
         digests = "".join([each.sha256 for each in attached(example.messages)])
     key = folded(text) + digests.encode() or (text or example.where).encode()
     return blake2b(key, digest_size=16).digest()
+
+
+def question_keys(examples: Sequence[Example]) -> list[bytes]:
+    """``question_key`` of each. Plain texts, which have no null character, are folded at once."""
+    plain = [each.text for each in examples if isinstance(each, PlainProblem)]
+    plain = [*filter(str.isascii, plain)]
+    keys = dict(zip(plain, folded("\0".join(plain)).split(b"\0"), strict=False))
+    return [
+        blake2b(keys[each.text], digest_size=16).digest()
+        if isinstance(each, PlainProblem) and each.text in keys
+        else question_key(each)
+        for each in examples
+    ]
 
 
 def folded(text: str) -> bytes:
