@@ -11,7 +11,7 @@ import random
 import re
 import sys
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -243,7 +243,8 @@ class Renderer:
         """Texts of conversations: None for those that spell a control token, and for all that have
         to be rendered where one fails."""
         texts: list[str | None] = [None] * len(talks)
-        questions = [n for n, talk in enumerate(talks) if _is_question(talk)]
+        spells = self._controls.are_in
+        questions = [n for n, talk in enumerate(talks) if _is_question(talk) and not spells(talk)]
         framed = self.framed([talks[n][0]["content"] for n in questions])
         for number, text in zip(questions, framed, strict=True):
             texts[number] = text
@@ -258,8 +259,8 @@ class Renderer:
         return texts
 
     def framed(self, questions: Sequence[str]) -> list[str | None]:
-        """The text of each question, as a conversation, where the template only writes the same
-        around them; None for the others."""
+        """The text of each question, without control tokens, as a conversation, where the template
+        only writes the same around them; None for the others."""
         frame = _frame(self) if len(questions) >= LEAST_FRAMED or not self.tools else None
         return [frame and frame.around(each) for each in questions]
 
@@ -609,15 +610,13 @@ class _Frame:
     after: str
     own: tuple[str, ...]
     """Texts of the template, for which it may look at the ends of a question."""
-    spells: Callable[[str], bool]
-    """Whether a question may spell a control token."""
 
     def around(self, question: str) -> str | None:
         """The text with this question; None where the template may write it in another way."""
         is_plain = FRAMED[0] <= len(question) <= FRAMED[-1] and question == question.strip()
         if not is_plain or question.startswith(self.own) or question.endswith(self.own):
             return None
-        return None if self.spells(question) else f"{self.before}{question}{self.after}"
+        return f"{self.before}{question}{self.after}"
 
 
 @lru_cache(maxsize=4)
@@ -643,7 +642,7 @@ def _frame(renderer: Renderer) -> _Frame | None:
         before, *rest = (texts[0] or "").split(words[0])
         expected = [f"{before}{each}{after}" for after in rest for each in (*words, every)]
         if texts == expected and not spells(every):  # the question is written once
-            return _Frame(before, rest[0], tuple(own), spells)
+            return _Frame(before, rest[0], tuple(own))
     return None
 
 
