@@ -252,11 +252,6 @@ def plain_problem(where: str, row: Row) -> PlainProblem | None:
     return PlainProblem(where, text, gold) if (gold := number_of(given)) else None
 
 
-def is_plain_text(text: str) -> bool:
-    """Whether a text may be the end of a ``PlainProblem``'s."""
-    return _PLAIN_TEXT.fullmatch(f"a{text}") is not None
-
-
 def read_demonstration(
     where: str, row: Row, columns: ColumnsSection, *, score: bool = False
 ) -> Completed:

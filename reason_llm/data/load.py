@@ -8,7 +8,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -31,7 +30,6 @@ from reason_llm.data.forms import (
     Problem,
     TemplateExtras,
     TextDocument,
-    is_plain_text,
     option_for,
     plain_problem,
     read_demonstrated,
@@ -53,7 +51,7 @@ from reason_llm.data.rows import (
     check_made,
     read_rows,
 )
-from reason_llm.data.sets import Data, DataSet, question_keys
+from reason_llm.data.sets import Data, DataSet, question_key
 from reason_llm.data.templates import chat_template, system_prompt
 from reason_llm.data.token_rows import prompt_tokens, render
 from reason_llm.errors import ConfigError, DataError, one_line
@@ -324,7 +322,7 @@ class _SetReader:
         rows.
         """
         section, limit, examples = self.config.data, None, list[Example]()
-        may_be_plain, found = self._may_be_plain(data_set), list[Example]()
+        may_be_plain = self._may_be_plain(data_set)
         is_split = data_set.is_training or data_set.share is not None
         self.golds = self.golds_of_split.setdefault(data_set.source, {}) if is_split else {}
         if data_set.is_training:
@@ -332,24 +330,10 @@ class _SetReader:
         elif data_set.is_asked:
             limit = self.config.eval.limit
 
-        def filter_found() -> None:
-            """Keep what was found and no option drops."""
-            for example, key in zip(found, question_keys(found), strict=True):
-                if (option := self._option_that_drops(data_set, example, key)) is None:
-                    examples.append(example)
-                else:
-                    data_set.dropped[option] += 1
-            found.clear()
-
-        def bad_row(error: DataError) -> None:
-            """Note an invalid row after those before it."""
-            filter_found()
-            self._bad_row(data_set, error)
-
         def no_row(error: DataError) -> None:
             """Count what is no row, and note why."""
             data_set.num_rows += 1
-            bad_row(error)
+            self._bad_row(data_set, error)
 
         try:
             # The limit counts rows before any filter: the same ones are read, whatever is dropped.
@@ -359,19 +343,16 @@ class _SetReader:
                     plain = plain_problem(where, row) if may_be_plain else None
                     example = plain or self._example(data_set, where, row)
                 except DataError as error:
-                    bad_row(error)
+                    self._bad_row(data_set, error)
                     continue
-                if example is not None:
-                    found.append(example)
-                if example is None or len(found) == AT_ONCE:
-                    filter_found()
-                if example is None:
-                    data_set.dropped["data.preprocess"] += 1
+                if option := self._option_that_drops(data_set, example):
+                    data_set.dropped[option] += 1
+                elif example is not None:
+                    examples.append(example)
             if not data_set.num_rows:
                 raise DataError(f"{data_set.source} holds no rows; give a file with at least one")
         except DataError as error:
             self.fault(error)
-        filter_found()
         self._note_labels(data_set, examples)
         is_label = self.config.score.rewards[0].name == LABEL_REWARD
         _note_spellings(data_set, examples, is_label and data_set.is_asked)
@@ -448,7 +429,9 @@ class _SetReader:
             # One token may be put before the text.
             room = self._room(data_set.is_training)
             surely_fit = min(room, self.config.data.max_prompt_tokens or room)
-            texts = self._texts_of_plain(data_set, examples, surely_fit)
+            plain = [each for each in examples if isinstance(each, PlainProblem)]
+            framed = zip(plain, self.renderer.framed([each.text for each in plain]), strict=True)
+            texts = {e.where: text for e, text in framed if text and most_tokens(text) < surely_fit}
         examples = [
             each.problem if isinstance(each, PlainProblem) and each.where not in texts else each
             for each in examples
@@ -478,7 +461,7 @@ class _SetReader:
             try:
                 if isinstance(example, PlainProblem):
                     text = texts[example.where]
-                    data_set.prompts.append_text(example.where, text, example.answer)
+                    data_set.prompts.append(Prompt(example.where, text, (), example.answer))
                     continue
                 if isinstance(example, Problem):
                     option = self._add_prompt(data_set, example, made[example.where])
@@ -489,23 +472,6 @@ class _SetReader:
                 continue
             if option is not None:
                 data_set.dropped[option] += 1
-
-    def _texts_of_plain(
-        self, data_set: DataSet, examples: Sequence[Example], surely_fit: int
-    ) -> dict[str, str]:
-        """Texts of plain problems, by place, that the template writes around them unchanged, with
-        fewer ``most_tokens`` than ``surely_fit``."""
-        plain = [each for each in examples if isinstance(each, PlainProblem)]
-        framed = zip(plain, self.renderer.framed([each.text for each in plain]), strict=True)
-        texts = {e.where: t for e, t in framed if t is not None and most_tokens(t) < surely_fit}
-        with suppress(DataError):
-            # The same is found of each: what the template leaves out is not the question.
-            for first in (each for each in plain if each.where in texts):
-                text, messages = texts[first.where], first.problem.messages
-                ignored = self.renderer.check_written(first.where, messages, text)
-                data_set.ignored.update(dict.fromkeys(ignored, len(texts)))
-                return texts
-        return {}
 
     def _bad_row(self, data_set: DataSet, error: DataError) -> None:
         if self.config.data.on_bad_row == "error":
@@ -570,13 +536,18 @@ class _SetReader:
             and not (self._is_demonstrated(data_set) or is_played(data_set.source))
             and self.judge not in CODE_REWARDS
             and self.config.score.rewards[0].name != LABEL_REWARD
-            and not any(map(is_plain_text, self.renderer.controls))
+            and not any(
+                plain_problem("", {"prompt": f"0{name}", "answer": "0"})
+                for name in self.renderer.controls
+            )
         )
 
-    def _option_that_drops(self, data_set: DataSet, example: Example, key: bytes) -> str | None:
-        """The option that drops an example as one that asks what another one asks."""
+    def _option_that_drops(self, data_set: DataSet, example: Example | None) -> str | None:
+        """The option that drops a row: what ``_example`` returns, or asks what another one asks."""
+        if example is None:
+            return "data.preprocess"
         # Evaluation sets are read first, so their questions are known when training rows come.
-        section, where = self.config.data, example.where
+        section, where, key = self.config.data, example.where, question_key(example)
         if isinstance(example, Asked):
             self._compare_golds(data_set, example, key)
         if not data_set.is_training:

@@ -113,10 +113,6 @@ class Prompts(Packed[Prompt]):
         """Add a prompt."""
         self._add(prompt.token_ids, [prompt.id, prompt.text, prompt.answer, prompt.extra])
 
-    def append_text(self, name: str, text: str, answer: str) -> None:
-        """Add a prompt without token ids."""
-        self._add((), [name, text, answer, {}])
-
     def make(self, number: int) -> Prompt:
         """See ``Items``."""
         prompt = self.kept(number)

@@ -73,7 +73,7 @@ ANCHORS = ("", "\n", ".")
 """Texts before a part of a text that is tokenised alone: some tokenizers put a space before the
 first word."""
 LEAST_FRAMED = 32
-"""Questions from which a frame is looked for where there are tools, which each row may bring."""
+"""Questions from which a frame is looked for, if there are tools or arguments of the template."""
 FRAMED = [3 << n for n in range(12)]
 """Characters of questions with which it is found: a template may look at the length."""
 OTHER_SCRIPTS = "éßЖ\u05d0\u0e01中あ가\u00a0\u200b\u2019\u2028\ufb01\uff11\U0001f600"
@@ -260,8 +260,9 @@ class Renderer:
 
     def framed(self, questions: Sequence[str]) -> list[str | None]:
         """The text of each question, without control tokens, as a conversation, where the template
-        only writes the same around them; None for the others."""
-        frame = _frame(self) if len(questions) >= LEAST_FRAMED or not self.tools else None
+        only writes the same around them, and ``check_written`` returns nothing; None for others."""
+        is_usual = not (self.tools or self.template.arguments)  # each row may bring others
+        frame = _frame(self) if is_usual or len(questions) >= LEAST_FRAMED else None
         return [frame and frame.around(each) for each in questions]
 
     @property
@@ -627,7 +628,7 @@ def _frame(renderer: Renderer) -> _Frame | None:
     import jinja2.sandbox
 
     words, spells = ["Qz7" * (length // 3) for length in FRAMED], renderer._controls.are_in
-    with suppress(TimeoutError, ValueError, jinja2.TemplateError):
+    with suppress(TimeoutError, ValueError, DataError, jinja2.TemplateError):
         jinja = renderer.tokenizer.get_chat_template(
             renderer.template.jinja, list(renderer.tools) or None
         )
@@ -641,7 +642,8 @@ def _frame(renderer: Renderer) -> _Frame | None:
         ]
         before, *rest = (texts[0] or "").split(words[0])
         expected = [f"{before}{each}{after}" for after in rest for each in (*words, every)]
-        if texts == expected and not spells(every):  # the question is written once
+        is_one = texts == expected and not spells(every)  # the question is written once
+        if is_one and not renderer.check_written("", asked[0], expected[0]):
             return _Frame(before, rest[0], tuple(own))
     return None
 

@@ -435,13 +435,12 @@ def _row_of_texts(text: str) -> Row | None:
     has four quotes a member, beside those that one backslash escapes."""
     if '\\\\"' in text:  # a backslash that is escaped itself
         return None
-    try:
+    with suppress(ValueError):
         found = orjson.loads(text)
-    except ValueError:
-        return None
-    num_quotes = text.count('"') - text.count('\\"')
-    is_one = type(found) is dict and num_quotes == 4 * len(found)
-    return found if is_one and {*map(type, found.values())} == {str} else None
+        num_quotes = text.count('"') - text.count('\\"')
+        if type(found) is dict and num_quotes == 4 * len(found):
+            return found if {*map(type, found.values())} == {str} else None
+    return None
 
 
 def _refuse(constant: str) -> None:

@@ -299,19 +299,6 @@ def question_key(example: Example) -> bytes:
     return blake2b(key, digest_size=16).digest()
 
 
-def question_keys(examples: Sequence[Example]) -> list[bytes]:
-    """``question_key`` of each. Plain texts, which have no null character, are folded at once."""
-    plain = [each.text for each in examples if isinstance(each, PlainProblem)]
-    plain = [*filter(str.isascii, plain)]
-    keys = dict(zip(plain, folded("\0".join(plain)).split(b"\0"), strict=False))
-    return [
-        blake2b(keys[each.text], digest_size=16).digest()
-        if isinstance(each, PlainProblem) and each.text in keys
-        else question_key(each)
-        for each in examples
-    ]
-
-
 def folded(text: str) -> bytes:
     """A text without what ``question_key`` does not look at."""
     text = unicodedata.normalize("NFKC", text).casefold()
