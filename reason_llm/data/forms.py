@@ -56,7 +56,7 @@ PLAIN: dict[tuple[str, ...], tuple[str, str]] = {
 }
 """The columns of the prompt and the gold answer of rows that have no other, by all columns."""
 _PLAIN_TEXT = re.compile(
-    r"(?!array\(|Human:|Assistant:)[^\W_][^#&<\[\\{ÂÃâ\0-\t\x0b-\x1f\x7f-\x9f\ufdd0-\uffff]*"
+    r"(?!array\(|Human:|Assistant:|[\W_])[^#&<\[\\{ÂÃâ\0-\t\x0b-\x1f\x7f-\x9f\ufdd0-\uffff]+"
 )
 """Text that is no list or conversation, without the signs of markup, damage and control tokens."""
 SYSTEM_COLUMNS = ("system", "system_prompt")

@@ -576,7 +576,7 @@ class _SetReader:
             option += ", which learns every answer, the bad ones too"
         return option
 
-    def _note_ignored(self, data_set: DataSet, example: Example, row: Row) -> None:
+    def _note_ignored(self, data_set: DataSet, example: Problem | Learned, row: Row) -> None:
         """Count the columns of an example that nothing reads, and those for rewards alone."""
         elsewhere = self._read_elsewhere(data_set, row)
         unread = [name for name in example.ignored if name not in elsewhere]

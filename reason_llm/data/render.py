@@ -263,7 +263,7 @@ class Renderer:
         only writes the same around them, and ``check_written`` returns nothing; None for others."""
         is_usual = not (self.tools or self.template.arguments)  # each row may bring others
         frame = _frame(self) if is_usual or len(questions) >= LEAST_FRAMED else None
-        return [frame and frame.around(each) for each in questions]
+        return [None if frame is None else frame.around(each) for each in questions]
 
     @property
     def digest(self) -> str:

@@ -289,7 +289,7 @@ def question_key(example: Example) -> bytes:
     between digits, LaTeX's formula marks, braces, punctuation outside of numbers); and their
     attachments. A row that leaves the question to its environment asks like no other."""
     digests = ""
-    if isinstance(example, PlainProblem | TextDocument):
+    if isinstance(example, (PlainProblem, TextDocument)):
         text = example.text
     else:
         asked = [each for each in example.messages if each["role"] != "system"]
