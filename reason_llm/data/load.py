@@ -342,10 +342,11 @@ class _SetReader:
                 try:
                     plain = plain_problem(where, row) if may_be_plain else None
                     example = plain or self._example(data_set, where, row)
+                    option = self._option_that_drops(data_set, example)
                 except DataError as error:
                     self._bad_row(data_set, error)
                     continue
-                if option := self._option_that_drops(data_set, example):
+                if option is not None:
                     data_set.dropped[option] += 1
                 elif example is not None:
                     examples.append(example)
