@@ -55,6 +55,10 @@ PLAIN: dict[tuple[str, ...], tuple[str, str]] = {
     for pair in (names, names[::-1])
 }
 """The columns of the prompt and the gold answer of rows that have no other, by all columns."""
+_PLAIN_TEXT = re.compile(
+    r"(?!array\(|Human:|Assistant:|[\W_])[^#&<\[\\{ÂÃâ\0-\t\x0b-\x1f\x7f-\x9f\ufdd0-\uffff]+"
+)
+"""Text that is no list or conversation, without the signs of markup, damage and control tokens."""
 SYSTEM_COLUMNS = ("system", "system_prompt")
 JOINED_COLUMNS = ("input", "context", "starter_code")
 """Columns whose text belongs to the prompt: Alpaca's, Dolly's, and those of programming tasks."""
@@ -126,6 +130,22 @@ class Problem:
     """Why the gold answer may be another one; empty where it may not."""
 
 
+@dataclass(slots=True)
+class PlainProblem:
+    """A problem of a plain text and a whole number, of which there is nothing to note. Large sets
+    have many of these."""
+
+    where: str
+    text: str
+    answer: str
+
+    @property
+    def problem(self) -> Problem:
+        """The same as ``read_problem`` returns it."""
+        asked = [{"role": "user", "content": self.text}]
+        return Problem(self.where, asked, self.answer, self.text)
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """Token ids of a row, as the command ``pairs`` writes them with the texts."""
@@ -177,9 +197,11 @@ class TextDocument:
     """Columns that have content and are not read."""
 
 
+Asked = Problem | PlainProblem
+"""Examples that are prompts."""
 Learned = Completed | TextDocument
 """Examples that are trained on as they are, without sampling."""
-Example = Problem | Learned
+Example = Asked | Learned
 
 
 def read_problem(
@@ -195,8 +217,6 @@ def read_problem(
     """A row with a prompt and, unless ``answer`` is False, a gold answer: of code rewards the
     row's tests, of the reward ``exact`` a label. Unless ``prompt`` is True, a row without one has
     an empty message of the user."""
-    if answer and not (tests or label) and (plain := _plain_problem(where, row, columns)):
-        return plain
     cells = Cells(where, row, columns)
     names = PROMPT_COLUMNS if columns.prompt is None else (columns.prompt,)
     if not prompt and cells.find(names) is None:
@@ -220,18 +240,16 @@ def read_problem(
     )
 
 
-def _plain_problem(where: str, row: Row, columns: ColumnsSection) -> Problem | None:
-    """What ``read_problem`` makes of a row of a text and a whole number, of which it has nothing
-    else to ask; None for any other row. Large sets have many of these."""
+def plain_problem(where: str, row: Row) -> PlainProblem | None:
+    """What ``read_problem`` makes of a row, with a gold answer as usual, unless it has to look at
+    more than a plain text and a whole number."""
     names = PLAIN.get((*row,))
-    if names is None or columns.prompt or columns.answer or columns.ignore:
+    if names is None:
         return None
     text, given = row[names[0]], row[names[1]]
-    if type(text) is not str or type(given) is not str or not text[:1].isalnum() or "{" in text:
+    if type(text) is not str or type(given) is not str or not _PLAIN_TEXT.fullmatch(text):
         return None
-    if text.startswith(("array(", "Human:", "Assistant:")) or not (gold := number_of(given)):
-        return None
-    return Problem(where, [{"role": "user", "content": text}], gold, text)
+    return PlainProblem(where, text, gold) if (gold := number_of(given)) else None
 
 
 def read_demonstration(where: str, row: Row, columns: ColumnsSection) -> Completed:

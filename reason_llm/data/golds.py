@@ -55,8 +55,8 @@ _DAMAGE = {
     ),
 }
 """Marks of what another program did to a text."""
-_UNDAMAGED = bytes({*range(32, 127), *b"\n"} - {*b"&\\"})
-"""ASCII that none of these marks has."""
+_UNDAMAGED = bytes({*range(32, 256), *b"\n"} - {*b"&\\\x7f\xc3\xef"})
+"""Bytes of UTF-8 that none of these marks has."""
 _DECIMAL_COMMA = re.compile(
     r"[-+]?\d{1,3}(?:\.\d{3})++,\d++(?: ?[^\W\d_]{1,20}+| ?[%€$£])?+"
     r"|[-+]?\d{1,9},\d{1,2}"

@@ -22,13 +22,16 @@ from reason_llm.data.cells import Cells
 from reason_llm.data.faults import Faults
 from reason_llm.data.forms import (
     NO_EXTRAS,
+    Asked,
     Completed,
     Example,
     Learned,
+    PlainProblem,
     Problem,
     TemplateExtras,
     TextDocument,
     option_for,
+    plain_problem,
     read_demonstrated,
     read_demonstration,
     read_document,
@@ -40,7 +43,7 @@ from reason_llm.data.golds import JUDGE_SECONDS, NO_VALUE, damage, has_answer, u
 from reason_llm.data.messages import SYSTEM_ROLES, Messages
 from reason_llm.data.own_code import load_function, place_of
 from reason_llm.data.played import Player, is_played, player_of
-from reason_llm.data.render import AT_ONCE, Renderer
+from reason_llm.data.render import AT_ONCE, Renderer, most_tokens
 from reason_llm.data.rows import (
     READERS,
     Fault,
@@ -316,6 +319,7 @@ class _SetReader:
         rows.
         """
         section, limit, examples = self.config.data, None, list[Example]()
+        may_be_plain = self._may_be_plain(data_set)
         is_split = data_set.is_training or data_set.share is not None
         self.golds = self.golds_of_split.setdefault(data_set.source, {}) if is_split else {}
         if data_set.is_training:
@@ -333,13 +337,15 @@ class _SetReader:
             for where, row in islice(self._rows(data_set, no_row), limit):
                 data_set.num_rows += 1
                 try:
-                    example = self._example(data_set, where, row)
+                    plain = plain_problem(where, row) if may_be_plain else None
+                    example = plain or self._example(data_set, where, row)
+                    option = self._option_that_drops(data_set, example)
                 except DataError as error:
                     self._bad_row(data_set, error)
                     continue
-                if isinstance(example, str):
-                    data_set.dropped[example] += 1
-                else:
+                if option is not None:
+                    data_set.dropped[option] += 1
+                elif example is not None:
                     examples.append(example)
             if not data_set.num_rows:
                 raise DataError(f"{data_set.source} holds no rows; give a file with at least one")
@@ -354,7 +360,7 @@ class _SetReader:
         """Note that all gold answers are a few labels in words, which are no mathematics."""
         if self.config.score.rewards[0].kind not in MATH_REWARDS:
             return
-        asked = [each for each in examples if isinstance(each, Problem)]
+        asked = [each for each in examples if isinstance(each, Asked)]
         labels = {each.answer.casefold() for each in asked}
         if not 1 < len(labels) <= len(asked) / 2 or labels <= _YES_OR_NO:
             return
@@ -416,6 +422,18 @@ class _SetReader:
 
     def _render(self, data_set: DataSet, examples: list[Example]) -> None:
         """Add the prompts or rows of some examples."""
+        made, surely_fit, texts = dict[str, Prompt | DataError](), 0, dict[str, str]()
+        if data_set.is_asked and data_set.prompts.encode is not None and self.attachments is None:
+            # One token may be put before the text.
+            room = self._room(data_set.is_training)
+            surely_fit = min(room, self.config.data.max_prompt_tokens or room)
+            plain = [each for each in examples if isinstance(each, PlainProblem)]
+            framed = zip(plain, self.renderer.framed([each.text for each in plain]), strict=True)
+            texts = {e.where: text for e, text in framed if text and most_tokens(text) < surely_fit}
+        examples = [
+            each.problem if isinstance(each, PlainProblem) and each.where not in texts else each
+            for each in examples
+        ]
         # The tokenizer is fast only in batches, and a batch has one environment and one set of
         # template arguments; the results are put back in the order of the rows below.
         asked: dict[tuple[str, str], list[tuple[str, Messages, str]]] = {}
@@ -426,11 +444,6 @@ class _SetReader:
                 extras[key] = each.extras
                 part = asked.setdefault((each.toolset, key), [])
                 part.append((each.where, each.messages, each.answer))
-        made, surely_fit = dict[str, Prompt | DataError](), 0
-        if data_set.is_asked and data_set.prompts.encode is not None and self.attachments is None:
-            # One token may be put before the text.
-            room = self._room(data_set.is_training)
-            surely_fit = min(room, self.config.data.max_prompt_tokens or room)
         for (name, key), part in asked.items():
             try:
                 renderer = self.renderer.of(name).with_extras(extras[key])
@@ -440,10 +453,14 @@ class _SetReader:
         most = self.context_tokens
         if data_set.is_training or data_set.form == "texts":
             most = self.config.data.max_tokens or most
-        learned = [each for each in examples if not isinstance(each, Problem)]
+        learned = [each for each in examples if isinstance(each, Learned)]
         rendered = render(learned, self.renderer, most, self.end_token_ids)
         for example in examples:
             try:
+                if isinstance(example, PlainProblem):
+                    text = texts[example.where]
+                    data_set.prompts.append(Prompt(example.where, text, (), example.answer))
+                    continue
                 if isinstance(example, Problem):
                     option = self._add_prompt(data_set, example, made[example.where])
                 else:
@@ -467,14 +484,14 @@ class _SetReader:
         may = data_set.is_training or data_set.share is not None
         return may and self.config.data.on_bad_row == "skip"
 
-    def _example(self, data_set: DataSet, where: str, row: Row) -> Example | str:
-        """The row as an example, or the option that drops it."""
+    def _example(self, data_set: DataSet, where: str, row: Row) -> Example | None:
+        """The row as an example; None where ``data.preprocess`` drops it."""
         section = self.config.data
         # The user's function comes first, so that it can fix what the checks below would refuse.
         if self.preprocess is not None:
             made = self._preprocessed(where, row, self.preprocess)
             if made is None:
-                return "data.preprocess"
+                return None
             row = made
         detached: Sequence[Any] = ()
         if (attachments := self._attachments_of(where, row)) is not None:
@@ -505,13 +522,35 @@ class _SetReader:
             self._note_ignored(data_set, example, row)
         for each in filter(None, dict.fromkeys(self._doubts(example))):
             data_set.doubts.setdefault(each, []).append(where)
+        return example
+
+    def _may_be_plain(self, data_set: DataSet) -> bool:
+        """Whether the rows of a set have all that they mean in a plain text and a number."""
+        columns = self.config.data.columns
+        return (
+            data_set.form == "problems"
+            and not (self.preprocess or self.player or self.extra_columns)
+            and not (columns.prompt or columns.answer or columns.ignore)
+            and not (self._is_demonstrated(data_set) or is_played(data_set.source))
+            and self.judge not in CODE_REWARDS
+            and self.config.score.rewards[0].name != LABEL_REWARD
+            and not any(
+                plain_problem("", {"prompt": f"0{name}", "answer": "0"})
+                for name in self.renderer.controls
+            )
+        )
+
+    def _option_that_drops(self, data_set: DataSet, example: Example | None) -> str | None:
+        """The option that drops a row: what ``_example`` returns, or asks what another one asks."""
+        if example is None:
+            return "data.preprocess"
         # Evaluation sets are read first, so their questions are known when training rows come.
-        key = question_key(example)
-        if isinstance(example, Problem):
+        section, where, key = self.config.data, example.where, question_key(example)
+        if isinstance(example, Asked):
             self._compare_golds(data_set, example, key)
         if not data_set.is_training:
             self.evaluated.setdefault(key, where)
-            return example
+            return None
         if key in self.trained and section.deduplicate:
             return "data.deduplicate"
         if section.contamination != "ignore" and key in self.evaluated:
@@ -519,7 +558,7 @@ class _SetReader:
             if section.contamination == "drop":
                 return "data.contamination"
         self.trained.add(key)
-        return example
+        return None
 
     def _option_that_reads(self, data_set: DataSet, row: Row) -> str | None:
         """The option with which a row of another form would be read; None if there is none."""
@@ -535,7 +574,7 @@ class _SetReader:
             option += ", which learns every answer, the bad ones too"
         return option
 
-    def _note_ignored(self, data_set: DataSet, example: Example, row: Row) -> None:
+    def _note_ignored(self, data_set: DataSet, example: Problem | Learned, row: Row) -> None:
         """Count the columns of an example that nothing reads, and those for rewards alone."""
         elsewhere = self._read_elsewhere(data_set, row)
         unread = [name for name in example.ignored if name not in elsewhere]
@@ -545,7 +584,7 @@ class _SetReader:
             unread = [name for name in unread if name not in handed]
         data_set.ignored.update(unread)
 
-    def _doubts(self, example: Example) -> tuple[str, ...]:
+    def _doubts(self, example: Problem | Learned) -> tuple[str, ...]:
         """What the user should look at in an example; empty texts for what is in order."""
         if isinstance(example, TextDocument):
             return (damage(example.text),)
@@ -556,12 +595,12 @@ class _SetReader:
         own = OWN_SYSTEM if has_own_system and self.renderer.system_prompt is not None else ""
         return doubt, damaged, own, self._spelled(example, said)
 
-    def _compare_golds(self, data_set: DataSet, problem: Problem, key: bytes) -> None:
+    def _compare_golds(self, data_set: DataSet, problem: Asked, key: bytes) -> None:
         """Note a question that an earlier row of the set has with another gold answer."""
         judge = self.judge
         if not problem.answer or judge in CODE_REWARDS:
             return
-        key += problem.toolset.encode()
+        key += problem.toolset.encode() if isinstance(problem, Problem) else b""
         where, gold = self.golds.setdefault(key, (problem.where, problem.answer))
         is_same = gold == problem.answer or (
             is_same_label(gold, problem.answer)
@@ -648,7 +687,7 @@ class _SetReader:
         is_share = data_set.is_asked and data_set.share is not None
         return is_share and self.config.data.form == "demonstrations"
 
-    def _of_form(self, data_set: DataSet, where: str, row: Row) -> Example:
+    def _of_form(self, data_set: DataSet, where: str, row: Row) -> Problem | Learned:
         columns = self.config.data.columns
         if self._is_demonstrated(data_set):
             judge = self.config.score.rewards[0]
@@ -857,7 +896,7 @@ def _note_spellings(data_set: DataSet, examples: Sequence[Example], are_labels: 
 
 def _label_of(example: Example) -> str:
     """The gold answer, or the last answer of a demonstration."""
-    if isinstance(example, Problem):
+    if isinstance(example, Asked):
         return example.answer
     return "" if isinstance(example, TextDocument) else example.completions[0][-1]["content"]
 

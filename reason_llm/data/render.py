@@ -11,7 +11,7 @@ import random
 import re
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -73,7 +73,11 @@ ANCHORS = ("", "\n", ".")
 """Texts before a part of a text that is tokenised alone: some tokenizers put a space before the
 first word."""
 LEAST_FRAMED = 32
-"""Questions from which a frame is looked for."""
+"""Questions from which a frame is looked for, if there are tools or arguments of the template."""
+FRAMED = [3 << n for n in range(12)]
+"""Characters of questions with which it is found: a template may look at the length."""
+OTHER_SCRIPTS = "éßЖ\u05d0\u0e01中あ가\u00a0\u200b\u2019\u2028\ufb01\uff11\U0001f600"
+"""Characters that are not ASCII, from one to four bytes long."""
 _Rendering = tuple[str | None, str, int | None]
 """The text; or the problem, with the template's line that has wrong syntax."""
 
@@ -239,13 +243,11 @@ class Renderer:
         """Texts of conversations: None for those that spell a control token, and for all that have
         to be rendered where one fails."""
         texts: list[str | None] = [None] * len(talks)
-        questions = [n for n, talk in enumerate(talks) if _is_question(talk)]
-        frame = _frame(self) if len(questions) >= LEAST_FRAMED else None
-        if frame is not None:
-            # Two are rendered as well, to see that the template does not ask for the length.
-            questions.sort(key=lambda n: len(talks[n][0]["content"]))
-            for number in questions[1:-1]:
-                texts[number] = frame.around(talks[number][0]["content"])
+        spells = self._controls.are_in
+        questions = [n for n, talk in enumerate(talks) if _is_question(talk) and not spells(talk)]
+        framed = self.framed([talks[n][0]["content"] for n in questions])
+        for number, text in zip(questions, framed, strict=True):
+            texts[number] = text
         full = {
             n: self.with_system_prompt(talks[n]) for n, text in enumerate(texts) if text is None
         }
@@ -254,11 +256,14 @@ class Renderer:
         if all(text is not None and text.strip() for text in made):
             for number, text in zip(usual, made, strict=True):
                 texts[number] = text
-        if frame is not None:
-            for number in (questions[0], questions[-1]):
-                if frame.around(talks[number][0]["content"]) not in (None, texts[number]):
-                    raise ValueError(f"{self.template.source} asks for the length of a question")
         return texts
+
+    def framed(self, questions: Sequence[str]) -> list[str | None]:
+        """The text of each question, without control tokens, as a conversation, where the template
+        only writes the same around them, and ``check_written`` returns nothing; None for others."""
+        is_usual = not (self.tools or self.template.arguments)  # each row may bring others
+        frame = _frame(self) if is_usual or len(questions) >= LEAST_FRAMED else None
+        return [None if frame is None else frame.around(each) for each in questions]
 
     @property
     def digest(self) -> str:
@@ -411,6 +416,11 @@ class Renderer:
         if self.tokenizer.chat_template is None:
             return self.template
         return replace(self.template, jinja=self.tokenizer.get_chat_template(self.template.jinja))
+
+    @property
+    def controls(self) -> Collection[str]:
+        """Names of the control tokens."""
+        return self._controls.ids.keys()
 
     @property
     def _controls(self) -> ControlTokens:
@@ -615,40 +625,40 @@ class _Frame:
     after: str
     own: tuple[str, ...]
     """Texts of the template, for which it may look at the ends of a question."""
-    spells: Callable[[str], bool]
-    """Whether a question may spell a control token."""
 
     def around(self, question: str) -> str | None:
         """The text with this question; None where the template may write it in another way."""
-        is_plain = question.isascii() and question == question.strip() and question
+        is_plain = FRAMED[0] <= len(question) <= FRAMED[-1] and question == question.strip()
         if not is_plain or question.startswith(self.own) or question.endswith(self.own):
             return None
-        return None if self.spells(question) else f"{self.before}{question}{self.after}"
+        return f"{self.before}{question}{self.after}"
 
 
 @lru_cache(maxsize=4)
 def _frame(renderer: Renderer) -> _Frame | None:
-    """The frame of a template that writes two questions alike and unchanged: a word, and one with
+    """The frame of a template that writes some questions alike and unchanged: words, and one with
     all characters of ASCII and all texts of the template, for which it may look in a question.
     None for another template."""
     import jinja2.sandbox
 
-    word, spells = "Qz7", renderer._controls.are_in
-    with suppress(TimeoutError, ValueError, jinja2.TemplateError):
+    words, spells = ["Qz7" * (length // 3) for length in FRAMED], renderer._controls.are_in
+    with suppress(TimeoutError, ValueError, DataError, jinja2.TemplateError):
         jinja = renderer.tokenizer.get_chat_template(
             renderer.template.jinja, list(renderer.tools) or None
         )
         tokens = jinja2.sandbox.ImmutableSandboxedEnvironment().lexer.tokenize(jinja)
         own = [*dict.fromkeys(each.value for each in tokens if each.type == "string")]
         own = [each for each in own if each and not spells(each)]
-        every = "a".join(["", *map(chr, range(128)), *own, *own, ""])
-        asked = [[{"role": "user", "content": question}] for question in (word, every)]
-        talks = [renderer.with_system_prompt(talk) for talk in asked]
-        (text, _, _), (other, _, _) = renderer._rendered(talks)
-        before, _, after = (text or "").partition(word)
-        is_one = text is not None and text.count(word) == 1 and not spells(every)
-        if is_one and other == f"{before}{every}{after}":
-            return _Frame(before, after, tuple(own), spells)
+        every = "a".join(["", *map(chr, range(128)), *OTHER_SCRIPTS, *own, *own, ""])
+        asked: list[Messages] = [[{"role": "user", "content": each}] for each in (*words, every)]
+        texts = [
+            text for text, _, _ in renderer._rendered([*map(renderer.with_system_prompt, asked)])
+        ]
+        before, *rest = (texts[0] or "").split(words[0])
+        expected = [f"{before}{each}{after}" for after in rest for each in (*words, every)]
+        is_one = texts == expected and not spells(every)  # the question is written once
+        if is_one and not renderer.check_written("", asked[0], expected[0]):
+            return _Frame(before, rest[0], tuple(own))
     return None
 
 

@@ -138,7 +138,7 @@ def _jsonl_rows(path: Path) -> Read:
         for number, line in enumerate(_lines(path, file), start=1):
             where = f"{name}:{number}"
             try:
-                if line.strip():
+                if not line.isspace():
                     yield where, _parsed(line)
             except (ValueError, RecursionError) as error:
                 cut = "" if line.endswith("\n") else ", and the file ends here: it may be cut short"
@@ -435,12 +435,13 @@ def _row_of_texts(text: str) -> Row | None:
     has four quotes a member, beside those that one backslash escapes."""
     if '\\\\"' in text:  # a backslash that is escaped itself
         return None
-    with suppress(ValueError):
+    try:
         found = orjson.loads(text)
-        num_quotes = text.count('"') - text.count('\\"')
-        if type(found) is dict and num_quotes == 4 * len(found):
-            return found if {*map(type, found.values())} == {str} else None
-    return None
+    except ValueError:
+        return None
+    num_quotes = text.count('"') - text.count('\\"')
+    is_one = type(found) is dict and num_quotes == 4 * len(found)
+    return found if is_one and {*map(type, found.values())} == {str} else None
 
 
 def _refuse(constant: str) -> None:

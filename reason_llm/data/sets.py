@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain, islice, product
-from string import ascii_lowercase, ascii_uppercase, whitespace
+from string import digits, whitespace
 
 import numpy as np
 import orjson
 
 from reason_llm.data.attachments import Attachments, attached
-from reason_llm.data.forms import Example, TextDocument
+from reason_llm.data.forms import Example, PlainProblem, TextDocument
 from reason_llm.data.packed import Joined, Prompts, Units
 from reason_llm.data.rows import shared_gym_tasks
 from reason_llm.data.token_rows import NUM_ROWS_CHECKED
@@ -30,14 +30,18 @@ _LAYOUT = re.compile(
 )
 _SPACE = re.compile(r"(?<!\d)\s|\s(?!\d)")
 """White space but for one between two digits, where ``1 23`` is not ``12 3``."""
-_BETWEEN_DIGITS = re.compile(r"([0-9])([\s.,;:?${}]+)(?=[0-9])")
-_KEPT = {mark: chr(0x80 + n) for n, mark in enumerate(" .,;:?")}
-"""Stand-ins for layout that stays in a text of ASCII, which has none of them itself."""
-_FOLDED = bytes.maketrans(
-    "".join([*_KEPT.values(), ascii_uppercase]).encode("latin-1"),
-    "".join([*_KEPT, ascii_lowercase]).encode(),
+_OTHER = re.compile(r"\\|(?![\0-\x7f])[\d\s]")
+"""A command of LaTeX, a digit that is not ASCII, or white space."""
+_MARKS = b".,;:?${}"
+_DROPPED = f"{whitespace}\x1c\x1d\x1e\x1f".encode() + _MARKS
+_DIGITS_AND_LAYOUT = bytes(
+    ord("0" if chr(byte) in digits else "," if byte in _DROPPED else "x") for byte in range(256)
 )
-_DROPPED = f"{whitespace}\x1c\x1d\x1e\x1f.,;:?${{}}".encode()
+_BETWEEN_DIGITS = re.compile(rb"0(,+)(?=0)")
+"""Layout between two digits, in bytes translated by ``_DIGITS_AND_LAYOUT``."""
+_KEPT = {bytes([mark]): 0xF8 + n for n, mark in enumerate(b" .,;:?")}
+"""Stand-ins for layout that stays in a text: bytes that UTF-8 does not have."""
+_FOLDED = bytes.maketrans(bytes(_KEPT.values()), b"".join(_KEPT))
 
 
 @dataclass(slots=True)
@@ -285,7 +289,7 @@ def question_key(example: Example) -> bytes:
     between digits, LaTeX's formula marks, braces, punctuation outside of numbers); and their
     attachments. A row that leaves the question to its environment asks like no other."""
     digests = ""
-    if isinstance(example, TextDocument):
+    if isinstance(example, (PlainProblem, TextDocument)):
         text = example.text
     else:
         asked = [each for each in example.messages if each["role"] != "system"]
@@ -297,16 +301,13 @@ def question_key(example: Example) -> bytes:
 
 def folded(text: str) -> bytes:
     """A text without what ``question_key`` does not look at."""
-    if text.isascii() and "\\" not in text:
-        kept = _BETWEEN_DIGITS.sub(_kept_between_digits, text)
-        return kept.encode("latin-1").translate(_FOLDED, _DROPPED)
-    plain = _LAYOUT.sub("", unicodedata.normalize("NFKC", text).casefold())
-    return _SPACE.sub("", " ".join(plain.split())).encode()
-
-
-def _kept_between_digits(found: re.Match[str]) -> str:
-    """A digit and the stand-in for what stays of the layout after it: one mark, or a space."""
-    digit, layout = found.groups()
-    if layout in _KEPT:
-        return digit + _KEPT[layout]
-    return digit + (_KEPT[" "] if any(map(str.isspace, layout)) else "")
+    text = unicodedata.normalize("NFKC", text).casefold()
+    if "\\" in text if text.isascii() else _OTHER.search(text):
+        return _SPACE.sub("", " ".join(_LAYOUT.sub("", text).split())).encode()
+    kept = bytearray(text.encode())
+    for found in _BETWEEN_DIGITS.finditer(kept.translate(_DIGITS_AND_LAYOUT)):
+        start, end = found.span(1)
+        layout = bytes(kept[start:end])
+        if layout in _KEPT or layout.strip(_MARKS):  # one mark, or white space, which is a space
+            kept[start] = _KEPT.get(layout, _KEPT[b" "])
+    return bytes(kept.translate(_FOLDED, _DROPPED))

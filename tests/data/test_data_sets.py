@@ -161,11 +161,13 @@ def test_what_counts_as_the_same_question() -> None:
     different = ["1.5", "15", "1 + 2", "1 - 2", "5!", "5", "f'(x)", "f(x)", "?", "."]
     different += ["Add 1 23 4", "Add 12 3 4", "Add 1 2 34", "Flat 1 2 a", "Flat 12 a"]
     assert len(set(map(key, different))) == len(different)
-    # A letter of full width is the same letter, and keeps a text from the short way of ASCII.
+    # A mark of LaTeX says nothing, and keeps a text from the short way.
     rng = random.Random(0)
-    for _ in range(2000):
-        text = "".join(rng.choices("aB12 .,;:?${}\n\t\x1c-", k=rng.randrange(12)))
-        assert key(f"q{text}") == key(f"\uff51{text}"), text
+    for _ in range(4000):
+        text = "".join(
+            rng.choices("aB12 .,;:?${}\n\t\x1c-é\u0661\u3000\uff51½", k=rng.randrange(12))
+        )
+        assert key(f"q{text}") == key(f"\\(q{text}") == key(f"\uff51{text}"), text
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "5!"}]
     assert question_key(Problem("x", asked, "")) == key("5!")
 

@@ -3,6 +3,7 @@
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,51 @@ def content(data: Data) -> Any:
         ]
         for each in sets
     ] + [data.weights, data.contamination, data.notes()]
+
+
+QUESTIONS = (
+    "Add 1 and 2.", " Add", "Add {n}", "{1}", "[1]", '"a"', "array(1)", "Human: a\n\nAssistant: b",
+    "é?", "a\\nb", "A &lt; b", "", " ", "Two\nlines", "1", "What does <|im_end|> do?",
+    "Add 1 and 2", "Trailing ", "*" * 7000, "A" * 200, "\x85",
+    "Was sind \u0661 Äpfel\u2028?", "Ã© ist é",
+)  # fmt: skip
+ANSWERS = (
+    "3", " 3 ", "a\n#### 3", "#### 1\n#### 2", "#### 3\n", "####\n3", "5 ####### 7", "-3", "1,000",
+    "#### 1,000", "٣", "a &lt; b #### 3", "<answer>4</answer> #### 3", "[1] #### 3", "{1} #### 3",
+    "\\boxed{3}", "\trac #### 3", "####", "", "2.5", "three", "3.", "#### 3 4", "x #### 3 apples",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reward", "options"),
+    [
+        ("boxed", {}),
+        ("boxed", {"data.deduplicate": True}),
+        ("boxed", {"data.template": "plain_chat", "data.system_prompt": "Be brief."}),
+        ("boxed", {"data.template_arguments": {"nothing": 1}}),
+        ("exact", {"data.system_prompt": "none"}),
+    ],
+)
+def test_a_column_that_says_nothing_changes_nothing(
+    reward: str, options: dict[str, Any], asked: Callable[..., Config]
+) -> None:
+    texts = [*product(QUESTIONS, ANSWERS)]
+
+    def read(names: tuple[str, str], **more: None) -> Any:
+        """What is known of the rows, whose errors may list all columns."""
+        rows = [dict(zip(names, pair, strict=True)) | more for pair in texts]
+        config = asked(
+            [*rows, {names[0]: "Q", names[1]: 3}, *rows[:9]], score={"rewards": [reward]}
+        )
+        changed = {"data.on_bad_row": "skip", "data.max_prompt_tokens": 100, **options}
+        data = load(config.with_options(changed), [])
+        (given,) = data.training
+        known = [[*given.contradictions.values()], given.readings, data.with_digests().digests]
+        return str([content(data), *known]).replace(", other;", ";").replace(", other do", " do")
+
+    for names in (("question", "answer"), ("prompt", "final_answer")):
+        assert read(names) == read(names, other=None)
+    assert len(texts) > 500
 
 
 CASES: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [

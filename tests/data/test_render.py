@@ -35,6 +35,9 @@ CHANGES = {
     "a word at the start": "{% if m.content.startswith('Add 7') %}!{% endif %}{{ m.content }}",
     "a word at the end": "{{ m.content }}{% if m.content.endswith('7') %}!{% endif %}",
     "a word in it": "{{ m.content.replace('+', 'and') }}",
+    "other scripts": "{{ m.content }}{% if m.content.isascii() %}!{% endif %}",
+    "letters of others": "{{ m.content.encode('ascii', 'replace').decode() }}",
+    "a very long one": "{{ m.content }}{% if m.content | length > 7000 %}!{% endif %}",
     "a long one": "{{ m.content }}{% if m.content | length > 999 %}!{% endif %}",
     "nothing": "{{ m.content }}{{ m.content.count('\n') if m.role == 'system' }}",
 }
@@ -56,7 +59,7 @@ def test_a_question_is_rendered_as_the_template_writes_it_alone(
         "<|im_end|>",
         "user",
         "7",
-        *("1 + " * count + "1" for count in (300, 301)),
+        *("1 + " * count + "1" for count in (300, 301, 2000)),
     ]
     asked = [(str(n), [{"role": "user", "content": q}], "1") for n, q in enumerate(questions)]
     asked.append(("x", [*asked[0][1], {"role": "assistant", "content": "0"}, *asked[1][1]], "1"))

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,33 +45,6 @@ def problem(row: dict[str, Any], **columns: Any) -> Any:
 
 def asked(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
-
-
-QUESTIONS = (
-    "Add 1 and 2.", " Add", "Add {n}", "{1}", "[1]", '"a"', "array(1)", "Human: a\n\nAssistant: b",
-    "é?", "a\\nb", "A &lt; b", "", " ", "Two\nlines", "1",
-)  # fmt: skip
-ANSWERS = (
-    "3", " 3 ", "a\n#### 3", "#### 1\n#### 2", "#### 3\n", "####\n3", "5 ####### 7", "-3", "1,000",
-    "#### 1,000", "٣", "a &lt; b #### 3", "<answer>4</answer> #### 3", "[1] #### 3", "{1} #### 3",
-    "\\boxed{3}", "\trac #### 3", "####", "", "2.5", "three", "3.", "#### 3 4", "x #### 3 apples",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("columns", [("question", "answer"), ("answer", "prompt")])
-def test_a_column_that_says_nothing_changes_nothing(columns: tuple[str, str]) -> None:
-    def read(row: dict[str, Any]) -> Any:
-        try:
-            found = problem(row)
-        except DataError as error:
-            return str(error).replace(", other;", ";")
-        return found, found.ignored, found.doubt
-
-    texts = [*product(QUESTIONS, ANSWERS)]
-    assert sum(isinstance(read({"question": q, "answer": a}), tuple) for q, a in texts) > 200
-    for text, gold in texts:
-        row = {name: gold if name == "answer" else text for name in columns}
-        assert read(row) == read({**row, "other": None}), row
 
 
 # --- what joins the prompt
