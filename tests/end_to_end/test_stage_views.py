@@ -262,7 +262,7 @@ def line_of(*arguments: str) -> Any:
 def test_evaluate_chat_and_export_take_the_policy(made: Made, tmp_path: Path, name: str) -> None:
     run = made[name][0]
     chat = ChatSession(find_subject(str(run), None), ChatOptions(temperature=0, max_new_tokens=32))
-    assert chat.uses_adapter
+    assert chat.adapter is not None
     assert "".join(chat.answer("What is 12 + 13?"))
     with restored_output(), contextlib.redirect_stdout(io.StringIO()) as shown:
         console = Console("plain")
