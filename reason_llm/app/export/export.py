@@ -383,22 +383,21 @@ def _describe(
             command += ["--hf-overrides", orjson.dumps(extended).decode()]
         place = request.push or str(request.out)
         command += adapters.vllm_options(job.adapter, request.out.name, place)
+    is_reward = reward_model.is_one(job.adapter)
     card = ModelCard(
         name=request.push or request.out.name,
-        folder=None if request.push else request.out,
+        place=request.push or str(request.out),
         base=job.base,
-        licence=model_card.licence_of(job.base_folder),
         merged=None if request.adapter_only else request.dtype,
         parity=None if result is None else str(result.gap),
         config=job.config,
         run=job.run,
         adapter=job.adapter,
+        is_reward=is_reward,
         loader=base.auto_class(str(job.base_folder)).__name__,
         base_options=extended,
-        serve=shlex.join(command),
+        serve="" if is_reward else shlex.join(command),
     )
-    if reward_model.is_one(job.adapter):
-        card = reward_model.on_card(card)
     (target / "README.md").write_text(model_card.render(card), encoding="utf-8")
     if job.run is not None:
         config = shown_config(job.run / run_folder.CONFIG)
