@@ -325,13 +325,12 @@ def test_a_check_that_cannot_tell_says_so(
     state = load_file(adapter / "adapter_model.safetensors")
     save_file({k: 0.002 * v for k, v in state.items()}, adapter / "adapter_model.safetensors")
     (adapter / "digests.json").unlink()
-    rollouts = ("--rollouts", run.parent.parent / "buffer.json")
     told = "the check cannot tell whether the adapter was merged"
     assert told not in call(run, "--out", tmp_path / "sums")[1]
     monkeypatch.setattr(merging.Update, "added_to", left_out)
-    code, shown, _ = call(adapter, "--out", tmp_path / "small", *rollouts)
+    code, shown, _ = call(adapter, "--out", tmp_path / "small")
     assert code == 0
-    assert told in shown and "try --dtype float32 or more --rollouts" in shown
+    assert told in shown and "try --dtype float32" in shown
 
 
 def test_the_wrong_base_is_told_by_the_rollouts(call: Call, run: Path, tmp_path: Path) -> None:
@@ -536,10 +535,6 @@ CASES: dict[str, tuple[Callable[[Path, Path], list[Any]], list[str]]] = {
     "type of an adapter": (
         lambda run, f: [run, "--out", f / "out", "--dtype", "float32", "--adapter-only"],
         ["--dtype contradicts --adapter-only"],
-    ),
-    "no rollouts": (
-        lambda run, f: [run, "--out", f / "out", "--rollouts", f / "no.json"],
-        ["no.json cannot be read"],
     ),
     "no base": (lambda run, f: [run, "--out", f / "out", "--base", f / "no"], ["--base"]),
     "offline": (

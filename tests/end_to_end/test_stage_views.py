@@ -269,16 +269,14 @@ def test_evaluate_chat_and_export_take_the_policy(made: Made, tmp_path: Path, na
         request = make_request(line_of(str(run), f"--out={tmp_path / 'scores'}", "--eval.limit=4"))
         found = run_evaluation(request, console)
         out = tmp_path / "merged"
-        parity = export(
-            ExportRequest(run, out, None, False, "float32", 2**30, None, None, None), console
-        )
+        parity = export(ExportRequest(run, out, None, False, "float32", None, None), console)
     assert found["results"]["adapter"]["held_out"]["problems"] == 4
     assert parity is not None
     assert f"exported {run}" in shown.getvalue()
     card = (out / "README.md").read_text()
     assert f": {name}: " in card
     assert ("completions each" in card) == (name in ("ppo", "opd"))
-    assert ("Held-out loss: " in card) == (name not in ("ppo", "opd"))
+    assert ("- held-out loss " in card) == (name not in ("ppo", "opd"))
 
 
 def test_a_reward_model_is_one_line_where_completions_are_needed(made: Made) -> None:
