@@ -4,7 +4,6 @@ A tracker gets each record of metrics.jsonl once, also in a resumed run, and the
 ``log.rollouts`` also a table of one group of each step. One that fails is dropped, with a warning.
 """
 
-import importlib
 import importlib.util
 import logging
 import math
@@ -150,19 +149,22 @@ def _open(name: str, begun: Begun, config: dict[str, Any]) -> Tracker:
     if name == "tensorboard":
         board = TensorBoard(begun.folder / name)
         return Tracker(board, board.log, lambda columns, rows: rows, 0)
-    module: Any = importlib.import_module(name)
     project = os.environ.get("WANDB_PROJECT") or "reason_llm"
-    common = {"project": project, "config": config, "resume": "allow"}
+    common: dict[str, Any] = {"project": project, "config": config, "resume": "allow"}
     if name == "wandb":  # offline, the files of this start hold the whole run
-        place = {"id": begun.id, "dir": begun.folder, "settings": WANDB_SETTINGS}
-        run = module.init(name=begun.folder.name, **common, **place)
+        import wandb
+
+        place: dict[str, Any] = {"id": begun.id, "dir": begun.folder, "settings": WANDB_SETTINGS}
+        run: Any = wandb.init(name=begun.folder.name, **common, **place)
         opens = f"wandb sync {run.settings.sync_dir}" if run.offline else str(run.url)
         logger.info("wandb: %s", printable(opens))
         log = partial(run.log, commit=True)  # now, not with the next record
-        return Tracker(run, log, module.Table, run.step)
-    own = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-    run = module.init(name=f"{begun.folder.name}-{begun.id}", **common, **own)
-    return Tracker(run, run.log, module.Table, run._next_step)  # there is no public name for it
+        return Tracker(run, log, wandb.Table, run.step)
+    import trackio
+
+    own: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+    run = trackio.init(name=f"{begun.folder.name}-{begun.id}", **common, **own)
+    return Tracker(run, run.log, trackio.Table, run._next_step)  # there is no public name for it
 
 
 class TensorBoard:
