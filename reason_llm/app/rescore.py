@@ -3,6 +3,7 @@
 import os
 import uuid
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from reason_llm.config import Config
 from reason_llm.errors import ConfigError, RolloutBufferError, WriteError
 from reason_llm.files import write_atomically
 from reason_llm.rollout import CHAT, MAY_LACK, ROW, Group, without_learner_logprobs
-from reason_llm.run import ANSWERS, Document, RunIdentity, read_document, to_bytes
+from reason_llm.run import ANSWERS, Document, RunIdentity, lock, read_document, to_bytes
 from reason_llm.score import Scorer
 from reason_llm.train import with_advantages
 
@@ -42,6 +43,20 @@ def rescore_file(source: Path, target: Path, config: Config) -> Document:
     document = rescore(read_document(source), config, source)
     write_atomically(target, to_bytes(document, compressed=target.suffix == ".gz"))
     return document
+
+
+def accept_edited(path: Path) -> bool:
+    """Update the digest of a buffer that was edited on purpose; return False if it is right."""
+    read_document(path, accept_edited=True)  # before the lock creates a file next to it
+    is_archived = path.suffix == ".gz"
+    with nullcontext() if is_archived else lock(path):
+        try:
+            read_document(path)
+        except RolloutBufferError:  # only because of its digest; the rest can be read
+            document = read_document(path, accept_edited=True)
+            write_atomically(path, to_bytes(document, compressed=is_archived))
+            return True
+    return False
 
 
 def _check(groups: Sequence[Group], columns: set[str], source: Path) -> None:

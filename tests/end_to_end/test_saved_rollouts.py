@@ -179,7 +179,7 @@ def test_going_on_with_saved_rollouts_that_became_others(
     assert (code, "run.first_buffer: 'step-00000000.json.gz' -> 'step-0" in shown) == (2, True)
 
 
-def test_edited_rollouts_are_refused_by_every_reader(
+def test_edited_rollouts_are_refused_by_every_reader_until_they_are_accepted(
     folder: Path, config: str, call: Callable[..., tuple[int, str]]
 ) -> None:
     runs, buffer = folder / "runs", folder / "edited.json"
@@ -207,9 +207,23 @@ def test_edited_rollouts_are_refused_by_every_reader(
         ]
         assert (code, len(told)) == (2, 1), shown
         assert "is not what was written" in shown
+        assert "--accept-edited" in shown
     assert sorted(runs.rglob("*")) == before
     notices = examine(read_run(runs / "edited", "edited")).rollouts.notices
     assert [archive.name in each and "not what was written" in each for each in notices] == [True]
+    for path in (buffer, archive):
+        code, shown = call("rescore.py", str(path), "--accept-edited")
+        assert (code, "now has the SHA-256 of its edited content" in shown) == (0, True), shown
+        code, shown = call("rescore.py", str(path), "--accept-edited")
+        assert (code, "is as written" in shown) == (0, True), shown
+        assert read_document(path).groups
+    assert (
+        read_document(buffer).groups[0].completions[0].token_ids[0]
+        == (value["groups"][0]["completions"][0]["token_ids"][0])
+    )
+    assert call(*calls[1])[0] == 0
+    assert call(*calls[2])[0] == 0
+    assert not examine(read_run(runs / "edited", "edited")).rollouts.notices
 
 
 @pytest.mark.long

@@ -13,8 +13,9 @@ from typing import Any
 import orjson
 import pytest
 
+from reason_llm.app.rescore import accept_edited
 from reason_llm.config import Config
-from reason_llm.errors import RolloutBufferError, WriteError
+from reason_llm.errors import BusyError, RolloutBufferError, WriteError
 from reason_llm.files import sealed, write_atomically
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run.store.buffer import RolloutBuffer, check
@@ -240,7 +241,7 @@ def test_an_edited_document_is_not_what_was_written(
         read_document(path)
     told = str(caught.value)
     assert "\n" not in told
-    assert "correct the sha256 at its beginning" in told
+    assert f"scripts/rescore.py {path} --accept-edited" in told
     with pytest.raises(RolloutBufferError, match=r"--run\.resume never"):
         check(path, identity())
     assert path.read_bytes() == before
@@ -266,6 +267,28 @@ def test_the_digest_is_that_of_the_bytes_behind_it(tmp_path: Path) -> None:
     assert list(value)[:2] == ["sha256", "format"]
     without = b"{" + content[content.index(b'"format"') :]
     assert value["sha256"] == hashlib.sha256(without).hexdigest()
+
+
+def test_what_was_edited_on_purpose_is_accepted(tmp_path: Path) -> None:
+    for suffix in ("json", "json.gz"):
+        path = tmp_path / f"buffer.{suffix}"
+        value = orjson.loads(saved(tmp_path / "whole.json").read_bytes())
+        value["groups"].pop()
+        content = orjson.dumps(value, option=orjson.OPT_INDENT_2)
+        path.write_bytes(gzip.compress(content) if suffix == "json.gz" else content)
+        assert accept_edited(path)
+        assert read_document(path).groups == [group("a")]
+        before = path.read_bytes()
+        assert not accept_edited(path)
+        assert path.read_bytes() == before
+    path.write_bytes(gzip.compress(content[:-9]))
+    with pytest.raises(RolloutBufferError, match="cut short or damaged"):
+        accept_edited(path)
+    with pytest.raises(RolloutBufferError, match="No such file"):
+        accept_edited(tmp_path / "none" / "buffer.json")
+    assert not (tmp_path / "none").exists()
+    with RolloutBuffer(tmp_path / "buffer.json", identity()), pytest.raises(BusyError):
+        accept_edited(tmp_path / "buffer.json")
 
 
 def test_a_second_process_is_told_who_holds_it(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ document compares it, so that a changed number is reported and not learned from.
 
 import gzip
 import os
+import shlex
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 
 import orjson
 
+from reason_llm.config import command
 from reason_llm.errors import NotAsWritten, RolloutBufferError, one_line
 from reason_llm.files import MIB, check_seal, open_regular, read_bounded, sealed, too_large
 from reason_llm.rollout import (
@@ -80,11 +82,14 @@ def to_bytes(document: Document, *, compressed: bool = False) -> bytes:
     return gzip.compress(content, compresslevel=1, mtime=0) if compressed else content
 
 
-def read_document(path: Path, way_on: str = "restore it or name another file") -> Document:
+def read_document(
+    path: Path, way_on: str = "restore it or name another file", *, accept_edited: bool = False
+) -> Document:
     """The document in ``path``: data/buffer.json, a copy of it, or an archived one (.json.gz).
 
     Args:
         way_on: what to do about a damaged one, for the error.
+        accept_edited: the digest may be wrong or missing.
 
     Raises:
         RolloutBufferError: it is not there, cannot be read, is damaged, or is not what was written.
@@ -103,13 +108,14 @@ def read_document(path: Path, way_on: str = "restore it or name another file") -
             f"{path} is of format {version!r:.60} and this version reads {FORMAT}; {way_on}"
         )
     try:
-        check_seal(content, must_carry=True)
+        if not accept_edited:
+            check_seal(content, must_carry=True)
         document = record_from_json(Document, value)
         _check(document)
     except NotAsWritten as error:
         raise RolloutBufferError(
             f"{path} is not what was written ({error}); {way_on}, or, if it was edited on purpose, "
-            "correct the sha256 at its beginning"
+            f"accept it with: {command('rescore')} {shlex.quote(str(path))} --accept-edited"
         ) from error
     except ValueError as error:
         raise RolloutBufferError(f"{path} is damaged: {error!s:.300}; {way_on}") from error
