@@ -65,8 +65,8 @@ def test_the_card_and_the_exported_config_hold_none(run_with_secrets: Path) -> N
     config = load(run_with_secrets / "resolved_config.yaml")
     card = model_card.ModelCard(
         name="a",
+        place=f"{SECRET}/a",
         base="b/c",
-        licence=SECRET,
         merged="float32",
         parity=None,
         config=config,

@@ -182,7 +182,6 @@ def export(
     which: str = "last",
     adapter_only: bool = False,
     dtype: str = "bfloat16",
-    rollouts: str | Path | None = None,
     push: str | None = None,
     gguf: str | None = None,
 ) -> "Parity | ScoreParity | None":
@@ -196,7 +195,6 @@ def export(
         which: which adapter of a run, as ``--which``.
         adapter_only: write the adapter in PEFT's format without merging.
         dtype: "bfloat16" or "float32".
-        rollouts: file of the rollouts for the parity check; None: those of the run.
         push: Hub repository to upload to.
         gguf: path of llama.cpp's ``convert_hf_to_gguf.py``, to convert to GGUF.
 
@@ -215,7 +213,6 @@ def export(
             base=None if base is None else str(base),
             adapter_only=adapter_only,
             dtype=dtype,
-            rollouts=None if rollouts is None else Path(rollouts),
             push=push,
             gguf=gguf,
             which=run_folder.which_adapter(which),

@@ -20,12 +20,6 @@ from reason_llm.sample import SamplingParams, stop_strings, stream
 
 KEPT = "\n\t\u00a0\u202f\u3000\u200d"
 """Harmless characters that Python calls unprintable, such as joiners in emoji."""
-HELP = """\
-/base, /adapter        select the model that answers next; the conversation is kept
-/reset                 clear the conversation
-/help, /quit           show this; leave (or Ctrl-D); Ctrl-C stops an answer
-Put a space before a message that begins with /.
-"""
 
 
 class ChatOptions(SampleSection):
@@ -41,10 +35,6 @@ class ChatOptions(SampleSection):
         return SamplingParams(
             1, max_tokens, self.temperature, self.top_k, self.top_p, self.min_p, tuple(stop)
         )
-
-
-SETTABLE = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed")
-"""Options of the command line."""
 
 
 class ChatSubject(NamedTuple):
@@ -67,13 +57,11 @@ def find_subject(
                 f"--adapter {adapter} holds no adapter_config.json; name an adapter's folder, such "
                 "as runs/quickstart/adapter"
             )
-    run_folder.check_writes(path, "chat")
     run_folder.check_writes(adapter or path, "chat")
     is_config = path.suffix in (".yaml", ".yml")
     if is_config or run_folder.is_run(path):
         config = config_file.load(path) if is_config else run_folder.read_config(path)
         run = config.run.directory / str(config.run.name) if is_config else path
-        run_folder.check_writes(run, "chat")
         run_folder.check_writes(config, "chat")
         if adapter is None and run_folder.is_run(run):
             adapter = run_folder.find_adapter(run, which)
@@ -116,7 +104,6 @@ class ChatSession:
         if self.adapter is not None:
             adapters.load_as_is(self.model.policy, self.adapter, section.path)
         stop_strings(tokenizer, tuple(options.stop))
-        self.uses_adapter = self.adapter is not None
         self.messages: Messages = []
         """The messages, without the system prompt."""
 
@@ -130,7 +117,7 @@ class ChatSession:
         if room < 1:
             raise DataError(
                 f"this conversation takes {len(prompt.token_ids)} of {self.context_tokens} tokens "
-                "of context, which leaves none for an answer; clear it with /reset"
+                "of context, which leaves none for an answer; start the chat again"
             )
         options = self.options
         params = options.params(min(options.max_new_tokens, room), options.stop)
@@ -144,7 +131,7 @@ class ChatSession:
                 yield token
 
         try:
-            with self.model.using("policy" if self.uses_adapter else "reference"):
+            with self.model.using("reference" if self.adapter is None else "policy"):
                 yield from text_pieces(sampled(), self.decode)
         finally:
             content = self.renderer.content_of(self.decode(token_ids))
@@ -176,7 +163,7 @@ def text_pieces(
 def options_of(subject: ChatSubject, texts: Mapping[str, str | None]) -> ChatOptions:
     """The run's options, replaced by those on the command line."""
     options = ChatOptions.model_validate(subject.config.sample.model_dump())
-    for name in SETTABLE:
+    for name in ChatOptions.model_fields:
         if (value := texts.get(name)) is not None:
             options = parse_option(options, name, value)
     return options
@@ -194,22 +181,20 @@ def parse_option(options: ChatOptions, name: str, value: str) -> ChatOptions:
 
 
 def talk(chat: ChatSession) -> None:
-    """Answer messages from the terminal until Ctrl-D or ``/quit``."""
+    """Answer messages from the terminal until Ctrl-D or ``/exit``."""
     import readline  # line editing and history, for input()
 
     # Python turns it off for its own prompt; with it pasted lines are one message.
     readline.parse_and_bind("set enable-bracketed-paste on")
     adapter = f" with the adapter {chat.adapter}" if chat.adapter else ", without an adapter"
-    say(f"{chat.model.path}{adapter}. /help lists the commands; Ctrl-D leaves.\n")
+    say(f"{chat.model.path}{adapter}. Ctrl-C stops an answer; /exit or Ctrl-D leaves.\n")
     while True:
         try:
-            message = input("adapter> " if chat.uses_adapter else "base> ")
-            if message.strip() in ("/quit", "/exit"):
+            message = input("> ").strip()
+            if message == "/exit":
                 return
-            if message.startswith("/"):
-                say(_obey(chat, message[1:].strip()))
-            elif message.strip():
-                print_answer(chat, message.strip())
+            if message:
+                print_answer(chat, message)
         except KeyboardInterrupt:
             say("\n")
         except EOFError:
@@ -231,16 +216,3 @@ def say(text: str) -> None:
     """Write text to standard output with control characters escaped."""
     sys.stdout.write(without_secrets(printable(text, keep=KEPT)))
     sys.stdout.flush()
-
-
-def _obey(chat: ChatSession, name: str) -> str:
-    """Run a command and return its reply."""
-    if name == "adapter" and chat.adapter is None:
-        return "there is no adapter; start the chat with a run, or --adapter FOLDER\n"
-    if name in ("base", "adapter"):
-        chat.uses_adapter = name == "adapter"
-    elif name == "reset":
-        chat.messages = []
-    else:
-        return HELP if name == "help" else f"unknown command /{name}; /help lists the commands\n"
-    return ""

@@ -421,8 +421,7 @@ class LogSection(Section):
     """Also send the texts of up to eight rollouts of each step to the trackers."""
     trackers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], ONE_IS_A_LIST] = []  # noqa: RUF012
     """Trackers that receive the records of metrics.jsonl: tensorboard, wandb, trackio; one or a
-    list. A tracker that fails, or takes longer than a minute for a record, is dropped with a
-    warning."""
+    list. A tracker that fails is dropped with a warning."""
 
 
 class _Sections(Section):

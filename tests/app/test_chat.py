@@ -13,7 +13,6 @@ import pytest
 from conftest import ROOT, TINY
 from hostile import HOSTILE
 from reason_llm.app.chat import (
-    HELP,
     ChatOptions,
     ChatSession,
     ChatSubject,
@@ -124,22 +123,26 @@ def test_it_samples_as_the_run_samples(
     assert first == again and len({first, second, third}) == 3
 
 
-def test_the_base_and_the_adapter_answer_by_turns(chat: ChatSession, model: Model) -> None:
-    def expected() -> str:
-        prompt = chat.renderer.prompt("", [{"role": "user", "content": "What is 3 + 4?"}], "")
-        group = TransformersSampler(model, 1000).sample(
-            [prompt], SamplingParams(1, 24, 0.0), 0, lambda *_: None
-        )[0]
+@pytest.mark.parametrize("with_adapter", [True, False])
+def test_the_adapter_or_the_base_answers(
+    run_folder: Path, model: Model, with_adapter: bool
+) -> None:
+    subject = find_subject(str(run_folder), None)
+    options = ChatOptions(temperature=0, max_new_tokens=24)
+    chat = ChatSession(subject if with_adapter else subject._replace(adapter=None), options)
+    question = "What is 3 + 4?"
+    prompt = chat.renderer.prompt("", [{"role": "user", "content": question}], "")
+
+    def sampled() -> str:
+        params = SamplingParams(1, 24, 0.0)
+        (group,) = TransformersSampler(model, 1000).sample([prompt], params, 0, lambda *_: None)
         return group.completions[0].text
 
-    assert chat.uses_adapter
-    tuned = said(chat, "What is 3 + 4?")
-    chat.messages, chat.uses_adapter = [], False
-    plain = said(chat, "What is 3 + 4?")
-    assert tuned == expected()
+    tuned = sampled()
     with adapters.reference(model.policy):
-        assert plain == expected()
+        plain = sampled()
     assert tuned != plain
+    assert said(chat, question) == (tuned if with_adapter else plain)
 
 
 def test_the_conversation_is_remembered_also_a_stopped_answer(chat: ChatSession) -> None:
@@ -152,37 +155,24 @@ def test_the_conversation_is_remembered_also_a_stopped_answer(chat: ChatSession)
         {"role": "user", "content": "And 2 + 2?"},
         {"role": "assistant", "content": start},
     ]
-    with pytest.raises(DataError, match="clear it with /reset"):
+    with pytest.raises(DataError, match="start the chat again"):
         said(chat, "1" * 5000)
     assert len(chat.messages) == 4
 
 
-def test_what_is_typed_is_a_message_or_a_command(
-    chat: ChatSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("end", [EOFError, "/exit"])
+def test_each_line_is_answered_until_the_end(
+    chat: ChatSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    end: str | type[BaseException],
 ) -> None:
-    """Each line, and the reply; Ctrl-C gives up a line, and Ctrl-D ends."""
-    adapted = said(chat, "What is 1 + 2?")
-    chat.messages, chat.uses_adapter = [], False
-    plain = said(chat, "What is 1 + 2?")
-    chat.messages, chat.uses_adapter = [], True
-    typed: dict[Any, str] = {
-        " What is 1 + 2? ": f"{adapted}\n",
-        "/base": "",
-        "/reset ": "",
-        "What is 1 + 2?": f"{plain}\n",
-        KeyboardInterrupt: "\n",
-        "/reset": "",
-        "": "",
-        "/adapter": "",
-        "/rest": "unknown command /rest; /help lists the commands\n",
-        "/help": HELP,
-        EOFError: "\n",
-    }
-    prompts, said_to, lines = list[str](), list[str](), iter(typed)
+    """Ctrl-C gives up a line."""
+    answer = said(chat, "What is 1 + 2?")
+    chat.messages = []
+    lines = iter([" What is 1 + 2? ", "", KeyboardInterrupt, end])
 
-    def entered(prompt: str) -> str:
-        prompts.append(prompt)
-        said_to.append(capsys.readouterr().out)
+    def entered(_: str) -> str:
         line = next(lines)
         if not isinstance(line, str):
             raise line
@@ -190,13 +180,10 @@ def test_what_is_typed_is_a_message_or_a_command(
 
     monkeypatch.setattr("builtins.input", entered)
     talk(chat)
-    assert said_to.pop(0) == (
-        f"{TINY} with the adapter {chat.adapter}. /help lists the commands; Ctrl-D leaves.\n"
-    )
-    said_to.append(capsys.readouterr().out)
-    assert said_to == list(typed.values())
-    assert prompts == ["adapter> "] * 2 + ["base> "] * 6 + ["adapter> "] * 3
-    assert chat.messages == []
+    start, shown = capsys.readouterr().out.split("leaves.\n", 1)
+    assert start.startswith(f"{TINY} with the adapter {chat.adapter}. ")
+    assert shown == f"{answer}\n\n" + ("\n" if end is EOFError else "")
+    assert len(chat.messages) == 2
 
 
 def test_the_newest_checkpoint_speaks_for_a_run_without_its_adapter(run_folder: Path) -> None:

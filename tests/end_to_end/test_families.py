@@ -77,7 +77,6 @@ def request(run: Path, out: Path) -> ExportRequest:
         base=None,
         adapter_only=False,
         dtype="float32",
-        rollouts=None,
         push=None,
         gguf=None,
     )

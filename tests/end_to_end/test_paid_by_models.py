@@ -50,7 +50,7 @@ def form(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(form: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("home") / "model"
-    request = ExportRequest(form, out, None, False, "float32", None, None, None)
+    request = ExportRequest(form, out, None, False, "float32", None, None)
     found = export(request, Console("quiet"))
     assert found is not None
     return out

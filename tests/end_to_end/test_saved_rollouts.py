@@ -70,16 +70,21 @@ def test_learning_again_from_the_archive_gives_the_same_adapter(
 
 @pytest.mark.parametrize("tokens", [[5] * 100_000, [10**6]], ids=["too long", "another model's"])
 def test_an_export_refuses_rollouts_that_the_base_cannot_read(
-    folder: Path, config: str, call: Callable[..., tuple[int, str]], tokens: list[int]
+    folder: Path,
+    config: str,
+    call: Callable[..., tuple[int, str]],
+    tokens: list[int],
+    tmp_path: Path,
 ) -> None:
     document = read_document(folder / "buffer.json")
     first = document.groups[0]
     prompt = replace(first.prompt, token_ids=tuple(tokens))
     groups = [replace(first, prompt=prompt), *document.groups[1:]]
-    spoilt = folder / "unfit.json"
-    spoilt.write_bytes(to_bytes(replace(document, groups=groups)))
-    out = ("--out", str(folder / "exported"), "--dtype", "float32", "--rollouts", str(spoilt))
-    code, shown = call("export.py", str(folder / "runs" / "first"), *out)
+    run = shutil.copytree(folder / "runs" / "first", tmp_path / "unfit")
+    spoilt = sorted((run / "buffers").iterdir())[-1]
+    spoilt.write_bytes(gzip.compress(to_bytes(replace(document, groups=groups))))
+    out = ("--out", str(folder / "exported"), "--dtype", "float32")
+    code, shown = call("export.py", str(run), *out)
     assert (code, shown.count("\n")) == (2, 1), shown
     assert f"{spoilt}: " in shown
     assert not (folder / "exported").exists()

@@ -262,14 +262,14 @@ def line_of(*arguments: str) -> Any:
 def test_evaluate_chat_and_export_take_the_policy(made: Made, tmp_path: Path, name: str) -> None:
     run = made[name][0]
     chat = ChatSession(find_subject(str(run), None), ChatOptions(temperature=0, max_new_tokens=32))
-    assert chat.uses_adapter
+    assert chat.adapter is not None
     assert "".join(chat.answer("What is 12 + 13?"))
     with restored_output(), contextlib.redirect_stdout(io.StringIO()) as shown:
         console = Console("plain")
         request = make_request(line_of(str(run), f"--out={tmp_path / 'scores'}", "--eval.limit=4"))
         found = run_evaluation(request, console)
         out = tmp_path / "merged"
-        parity = export(ExportRequest(run, out, None, False, "float32", None, None, None), console)
+        parity = export(ExportRequest(run, out, None, False, "float32", None, None), console)
     assert found["results"]["adapter"]["held_out"]["problems"] == 4
     assert parity is not None
     assert f"exported {run}" in shown.getvalue()

@@ -117,7 +117,7 @@ def test_an_adapter_under_the_names_of_another_class_is_refused(
     file = tmp_path / "adapter" / adapters.WEIGHTS
     whole = ExportRequest(
         source=tmp_path / "adapter", out=tmp_path / "out", base=path, adapter_only=True,
-        dtype="float32", rollouts=None, push=None, gguf=None,
+        dtype="float32", push=None, gguf=None,
     )  # fmt: skip
     export(whole, Console("plain"))
     assert (

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from reason_llm.app.chat import ChatSubject
 
 DESCRIPTION = """\
-Talk to a run's adapter and to its base, with the run's prompts; /help lists the commands.
+Talk to a run's adapter or to its base, with the run's prompts.
 With a message piped in, which may have several lines, one answer is printed:
   echo "What is 1 + 2?" | {program} runs/quickstart"""
 
@@ -23,7 +23,7 @@ def run(program: str, arguments: Sequence[str]) -> None:
 
     Console("quiet")  # libraries show warnings only
     parser = subject_parser(program, DESCRIPTION)
-    parser.add_argument("--base", action="store_true", help="start with the base, not the adapter")
+    parser.add_argument("--base", action="store_true", help="talk to the base, not the adapter")
     for name in ("temperature", "top-p", "top-k", "min-p", "max-new-tokens", "seed"):
         parser.add_argument(f"--{name}", metavar="N", help="sampling option (default: the run's)")
     args = parser.parse_args(arguments)
@@ -40,10 +40,9 @@ def run(program: str, arguments: Sequence[str]) -> None:
     if count := message.count("\n"):
         notice = f"{count + 1} lines on standard input are one message; call again for another one"
         print(notice, file=sys.stderr)
-    chat = chats.ChatSession(subject, options)
+    chat = chats.ChatSession(subject._replace(adapter=None) if args.base else subject, options)
     if config.samples and (player := player_of(config)) is not None:
         print(player.chat_note, file=sys.stderr)
-    chat.uses_adapter = chat.uses_adapter and not args.base
     if interactive:
         chats.talk(chat)
     else:

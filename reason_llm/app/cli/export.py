@@ -27,7 +27,6 @@ def run(program: str, arguments: Sequence[str]) -> None:
             "MODEL", "folder or Hub id of the unquantised base (default: the run's base)"
         ),
         "dtype": Value("TYPE", "bfloat16 or float32 (default: bfloat16)"),
-        "rollouts": Value("FILE", "rollouts for the parity check (default: those of the run)"),
         "push": Value("REPO", "also upload to this Hub repository"),
         "gguf": Value(
             "CONVERTER",
@@ -49,11 +48,10 @@ def run(program: str, arguments: Sequence[str]) -> None:
             f"{program} runs/quickstart --out exported/sums"
         )
     adapter_only = "adapter-only" in line.given
-    for name in ("dtype", "rollouts"):
-        if adapter_only and name in line.values:
-            raise ConfigError(
-                f"--{name} contradicts --adapter-only: nothing is merged; leave one of them out"
-            )
+    if adapter_only and "dtype" in line.values:
+        raise ConfigError(
+            "--dtype contradicts --adapter-only: nothing is merged; leave one of them out"
+        )
     from reason_llm.app import api
 
     options = {name.replace("-", "_"): line.one(name) for name in line.values if name != "out"}

@@ -79,8 +79,6 @@ class ExportRequest:
     """None: what the run or the adapter names."""
     adapter_only: bool
     dtype: str
-    rollouts: Path | None
-    """A buffer or an archive of one; None: the run's."""
     push: str | None
     gguf: str | None
     which: run_folder.Which = "last"
@@ -187,7 +185,7 @@ def _is_packed_model(source: Path) -> bool:
 def _unpack(request: ExportRequest, console: Console) -> None:
     """Write an MXFP4 model in 16 or 32 bits, with exactly the values that Transformers reads.
     ``save_pretrained`` of Transformers 5.17 would lose the experts of all layers but one."""
-    options = ("adapter_only", "base", "gguf", "push", "rollouts")
+    options = ("adapter_only", "base", "gguf", "push")
     if unusable := [name for name in options if getattr(request, name)]:
         raise ConfigError(
             f"--{unusable[0].replace('_', '-')} contradicts {request.source}, a model in MXFP4, "
@@ -255,7 +253,7 @@ def _prepare(request: ExportRequest, scratch: Path) -> _CheckedExport:
         if template.jinja is not None:  # the exported model is used with the prompts of training
             tokenizer.chat_template = template.jinja
     samples = not request.adapter_only and not reward_model.is_one(adapter)
-    rollouts = _rollouts(request, run, config, folder) if samples else []
+    rollouts = _rollouts(run, config, folder) if samples else []
     return _CheckedExport(
         adapter=adapter,
         base=name,
@@ -304,10 +302,10 @@ def _merge(request: ExportRequest, job: _CheckedExport, target: Path, console: C
         f"{request.dtype} rounding changed the learned effect by {-result.lost:+.1%} ± "
         f"{result.lost_error:.1%}"
     )
-    finer = "" if dtype == torch.float32 else "--dtype float32 or "
+    finer = "" if dtype == torch.float32 else "; try --dtype float32"
     unknown = (
         "the check cannot tell whether the adapter was merged: its effect on these rollouts is "
-        f"smaller than the rounding of {request.dtype}; try {finer}more --rollouts"
+        f"smaller than the rounding of {request.dtype}{finer}"
     )
     console.line(lost if result.tells_a_wrong_merge else unknown)
     return result
@@ -383,22 +381,21 @@ def _describe(
             command += ["--hf-overrides", orjson.dumps(extended).decode()]
         place = request.push or str(request.out)
         command += adapters.vllm_options(job.adapter, request.out.name, place)
+    is_reward = reward_model.is_one(job.adapter)
     card = ModelCard(
         name=request.push or request.out.name,
-        folder=None if request.push else request.out,
+        place=request.push or str(request.out),
         base=job.base,
-        licence=model_card.licence_of(job.base_folder),
         merged=None if request.adapter_only else request.dtype,
         parity=None if result is None else str(result.gap),
         config=job.config,
         run=job.run,
         adapter=job.adapter,
+        is_reward=is_reward,
         loader=base.auto_class(str(job.base_folder)).__name__,
         base_options=extended,
-        serve=shlex.join(command),
+        serve="" if is_reward else shlex.join(command),
     )
-    if reward_model.is_one(job.adapter):
-        card = reward_model.on_card(card)
     (target / "README.md").write_text(model_card.render(card), encoding="utf-8")
     if job.run is not None:
         config = shown_config(job.run / run_folder.CONFIG)
@@ -407,34 +404,31 @@ def _describe(
             shutil.copyfile(regular(curves), target / curves.name)
 
 
-def _rollouts(
-    request: ExportRequest, run: Path | None, config: Config | None, base_folder: Path
-) -> list[Datum]:
-    """The named rollouts; else the newest archived ones of the run; else those of its buffer."""
+def _rollouts(run: Path | None, config: Config | None, base_folder: Path) -> list[Datum]:
+    """The newest archived rollouts of the run, or those of its buffer; empty if there are none."""
+    if run is None or config is None:
+        return []
     rollouts: list[Datum] = []
-    archives = sorted((run / "buffers").glob("*.json.gz")) if run is not None else []
-    if request.rollouts is not None or archives:
-        document = _read_fitting(request.rollouts or archives[-1], config, base_folder)
-        rollouts = to_data(document.groups)
-    elif config is not None and config.run.buffer_path.exists():
+    if archives := sorted((run / "buffers").glob("*.json.gz")):
+        rollouts = to_data(_read_fitting(archives[-1], config, base_folder).groups)
+    elif config.run.buffer_path.exists():
         try:
             document = _read_fitting(config.run.buffer_path, config, base_folder)
         except RolloutBufferError:  # it may be any run's by now
             return []
         if document.run.name == config.run.name:
             rollouts = to_data(document.groups)
-    sample = None if config is None else config.sample
-    if sample is None or sample.top_p < 1 or sample.top_k or sample.min_p:
+    if config.sample.top_p < 1 or config.sample.top_k or config.sample.min_p:
         # The recorded log-probs may belong to another distribution than the model's.
         rollouts = [replace(rollout, columns={}) for rollout in rollouts]
     return rollouts
 
 
-def _read_fitting(path: Path, config: Config | None, base_folder: Path) -> Document:
+def _read_fitting(path: Path, config: Config, base_folder: Path) -> Document:
     """The rollouts in ``path``, which the base can read."""
     document = read_document(path)
-    trusted = config is not None and config.model.trust_remote_code
-    text_config = base.read_config(str(base_folder), trusted).get_text_config(decoder=True)
+    described = base.read_config(str(base_folder), config.model.trust_remote_code)
+    text_config = described.get_text_config(decoder=True)
     limit = getattr(text_config, "max_position_embeddings", None)
     saved_rollouts.check_fits(path, document, limit, text_config.vocab_size)
     return document

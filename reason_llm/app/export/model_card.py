@@ -11,7 +11,7 @@ from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from reason_llm.app import lines
-from reason_llm.config import Config, yaml_text
+from reason_llm.config import Config
 from reason_llm.data import system_prompt
 from reason_llm.errors import ModelError, one_line, printable, without_secrets
 from reason_llm.files import read_object, read_text
@@ -19,7 +19,6 @@ from reason_llm.run import Best
 from reason_llm.run.store import folder as run_folder
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
-_HEADER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
 _FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
@@ -28,38 +27,23 @@ class ModelCard:
     """Contents of a card."""
 
     name: str
+    place: str
+    """Folder or Hub id that it is loaded from."""
     base: str
     """Name or path that the user gave."""
-    licence: str | None
     merged: str | None
     """The type of merged weights; None for an adapter alone."""
     parity: str | None
     config: Config | None
     run: Path | None
     adapter: Path
-    task: str = "text-generation"
+    is_reward: bool = False
     loader: str = "AutoModelForCausalLM"
     """Transformers' class that loads the base."""
-    merged_loader: str | None = None
-    """Class that loads the merged model; None: the same one."""
-    folder: Path | None = None
-    """Folder that it is loaded from; None: the Hub has it under its name."""
     base_options: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the base's config with which an adapter alone has to be loaded."""
     serve: str = ""
     """Command of vLLM that serves an adapter alone; empty: there is none."""
-
-
-def licence_of(base: Path) -> str | None:
-    """The licence that a model's own card names; None if there is no card, or it names none."""
-    try:
-        header = _HEADER.match(read_text(base / "README.md"))
-        keys = header[1].splitlines() if header else []
-        fields = yaml_text.parse(next(line for line in keys if line.startswith("license:")))
-        licence = fields.get("license")
-    except (OSError, ValueError, StopIteration, AttributeError):
-        return None
-    return licence if isinstance(licence, str) else None
 
 
 def render(card: ModelCard) -> str:
@@ -69,8 +53,7 @@ def render(card: ModelCard) -> str:
     header = ModelCardData(
         base_model=card.base if is_hub_id(card.base) else None,
         library_name="transformers" if card.merged else "peft",
-        pipeline_tag=card.task,
-        license=card.licence,
+        pipeline_tag="text-classification" if card.is_reward else "text-generation",
         tags=["reason_llm", *([] if config is None else [config.method.name])],
         datasets=[name.partition(":")[0] for name in sources if is_hub_id(name)] or None,
     )
@@ -78,10 +61,12 @@ def render(card: ModelCard) -> str:
         undefined=StrictUndefined, finalize=lambda value: printable(str(value))
     )
     template = environment.from_string(read_text(Path(__file__).with_suffix(".md.jinja")))
-    values: dict[str, Any] = {"card": card, "config": config, "sources": sources}
+    loader = "AutoModelForSequenceClassification" if card.is_reward else card.loader
+    values: dict[str, Any] = {"card": card, "config": config, "loader": loader, "sources": sources}
     if config is not None:
         values["held_out"] = [*config.evaluation_sets.values(), *filter(None, [config.eval.rows])]
         values["system"] = system_prompt(config.data.system_prompt, config.prompting_reward)
+        values |= {"steps": "unknown", "evaluations": [], "has_curves": False}
     if card.run is not None:
         values["steps"] = run_folder.learned_steps(card.run, card.adapter) or "unknown"
         values["evaluations"] = _evaluations(card.run, card.adapter)
@@ -106,7 +91,5 @@ def _evaluations(run: Path, adapter: Path) -> list[str]:
     try:
         return lines.of_evaluations(read_object(run / "summary.json"))
     except (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise ModelError(
-            f"{run}: its summary.json is damaged ({type(error).__name__}: "
-            f"{one_line(error)[:100]}); remove it"
-        ) from error
+        problem = f"{type(error).__name__}: {one_line(error)[:100]}"
+        raise ModelError(f"{run}/summary.json is damaged ({problem}); remove it") from error

@@ -81,7 +81,7 @@ class Parity:
             raise ModelError(
                 f"the rollouts' tokens are {self.strayed:.2g} nats less likely under the export "
                 f"than when they were sampled (at most {MAX_STRAYED_NATS:g}); nothing was written; "
-                "check that --base is what the adapter was trained on and --rollouts are its own"
+                "check that --base is what the adapter was trained on"
             )
         if not (self.gap.largest <= LARGEST[dtype] and self.gap.mean <= MEAN[dtype]):
             raise ModelError(
@@ -213,8 +213,8 @@ def chosen(rollouts: Sequence[Datum], vocabulary: int) -> list[Datum]:
     highest = max(int(rollout.ids.max()) for rollout in selected)
     if highest >= vocabulary:
         raise ModelError(
-            f"the rollouts hold token {highest} and the model knows {vocabulary}: they are of "
-            "another model; name others with --rollouts"
+            f"the rollouts hold token {highest} and the model knows {vocabulary}: check that "
+            "--base is what the adapter was trained on"
         )
     return selected
 

@@ -6,7 +6,6 @@ answer ends. Parity: the scores of held-out rows, by base, adapter and head, and
 padded batches."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from transformers import (
 
 from reason_llm.app.export import parity
 from reason_llm.app.export.merging import SCORE
-from reason_llm.app.export.model_card import ModelCard
 from reason_llm.config import Config
 from reason_llm.data import load_data
 from reason_llm.errors import ModelError, one_line
@@ -54,12 +52,6 @@ def head_of(adapter: Path) -> Tensor:
             f"{adapter / score_head.FILE} is not a reward model's head; name a reward run's folder"
         )
     return weight.float()
-
-
-def on_card(card: ModelCard) -> ModelCard:
-    """The card of a reward model, from that of a policy."""
-    loader = AutoModelForSequenceClassification.__name__
-    return replace(card, task="text-classification", merged_loader=loader, serve="")
 
 
 def configured(config: dict[str, Any], folder: Path, pad_token_id: int) -> dict[str, Any]:

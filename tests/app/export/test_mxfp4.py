@@ -53,7 +53,7 @@ def test_its_numbers_are_those_that_transformers_reads(
         check_model(ModelSection(path=str(source)))
     request = ExportRequest(
         source=source, out=tmp_path / "out", base=None, adapter_only=False, dtype="bfloat16",
-        rollouts=None, push=None, gguf=None,
+        push=None, gguf=None,
     )  # fmt: skip
     assert export(request, Console("quiet")) is None
     expected = AutoModelForCausalLM.from_pretrained(
@@ -79,7 +79,7 @@ def test_blocks_without_their_scales_are_one_line(tmp_path: Path) -> None:
     save_file(stored, file, metadata={"format": "pt"})
     request = ExportRequest(
         source=source, out=tmp_path / "out", base=None, adapter_only=False, dtype="bfloat16",
-        rollouts=None, push=None, gguf=None,
+        push=None, gguf=None,
     )  # fmt: skip
     with pytest.raises(ModelError, match=r"down_proj_blocks has no scales; download"):
         export(request, Console("quiet"))

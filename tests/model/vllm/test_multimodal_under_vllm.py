@@ -139,7 +139,7 @@ def test_the_text_part_is_shared_synced_served_and_merged(name: str, tmp_path: P
     assert (served(path, row, tmp_path / "adapter") - own_T).abs().max() < 1e-5
     request = ExportRequest(
         source=tmp_path / "adapter", out=tmp_path / "out", base=path, adapter_only=False,
-        dtype="float32", rollouts=None, push=None, gguf=None,
+        dtype="float32", push=None, gguf=None,
     )  # fmt: skip
     export(request, Console("quiet"))
     assert stored(tmp_path / "out") == stored(path)
@@ -179,7 +179,7 @@ def test_an_exported_adapter_is_proven_by_vllm(
         model.snapshot().write(tmp_path / "adapter")
     request = ExportRequest(
         source=tmp_path / "adapter", out=tmp_path / "out", base=path, adapter_only=True,
-        dtype="float32", rollouts=None, push=None, gguf=None,
+        dtype="float32", push=None, gguf=None,
     )  # fmt: skip
     export(request, Console("plain"))
     found = re.search(
