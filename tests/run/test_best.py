@@ -149,7 +149,7 @@ def test_the_best_adapter_is_taken_where_it_is_asked_for(
     assert (of_best.label, of_best.adapter) == ("best", own)
     assert (of_last.label, of_last.adapter) == ("adapter", run / "adapter")
     card = ModelCard("x", "x", "model/tiny", None, None, read_config(run), run, own)
-    assert f"at step {run_folder.best_step(run)}." in model_card.render(card)
+    assert f"at step {run_folder.best_step(run)}, selected" in model_card.render(card)
     with pytest.raises(ConfigError, match="--which first is not one of last, best"):
         make_request(replace(line, values={"which": ["first"]}))
     with pytest.raises(ConfigError, match="needs a run, and model/tiny is none"):

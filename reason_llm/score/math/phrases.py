@@ -63,9 +63,9 @@ _ALL_INTEGERS = r"([a-z])\n=\n0\n,\n\\pm\n1\n,\n\\pm\n2(?:\n,\n\\pm\n3)?+\n,\n\\
 _STATEMENTS = tuple(
     (re.compile(pattern, re.IGNORECASE), latex)
     for pattern, latex in [
-        (rf"(?<=.){_LEAD}*+\n{_DOMAIN}(?:\n\))?+\Z", r", \1 \\in \2"),
-        (rf"(?<=.){_LEAD}*+\n{_ALL_INTEGERS}(?:\n\))?+\Z", r", \1 \\in \\mathbb{Z}"),
-        (rf"{_LEAD}++\n([^\n]++\n\\neq(?:\n(?!\\neq|\)\Z)[^\n]++)++)(?:\n\))?+\Z", r", \1"),
+        (rf"(?<=.){_LEAD}{{0,4}}+\n{_DOMAIN}(?:\n\))?+\Z", r", \1 \\in \2"),
+        (rf"(?<=.){_LEAD}{{0,4}}+\n{_ALL_INTEGERS}(?:\n\))?+\Z", r", \1 \\in \\mathbb{Z}"),
+        (rf"{_LEAD}{{1,4}}+\n([^\n]++\n\\neq(?:\n(?!\\neq|\)\Z)[^\n]++)++)(?:\n\))?+\Z", r", \1"),
     ]
 )
 """Statements about a name behind an answer, one token a line, and how they are read as an item."""
@@ -87,7 +87,7 @@ _NUMERALS = tuple(
 _OTHER_FORM = (
     (
         re.compile(
-            r"(?<=.)(?:\n[,;(](?=\n))*+\n\(?(?:i\n\.\ne\n\.|i\.e\.|that[\n ]is)"
+            r"(?<=.)(?:\n[,;(](?=\n)){0,4}+\n\(?(?:i\n\.\ne\n\.|i\.e\.|that[\n ]is)"
             r"(?:\n(?:[,.]|the|ratio|is|value|answer|it)(?=\n))*+",
             re.IGNORECASE,
         ),
