@@ -272,7 +272,7 @@ def read_demonstration(where: str, row: Row, columns: ColumnsSection) -> Complet
         or has_completion
         or not isinstance(from_json_text(where, whole, cells.row[whole]), list)
     ):
-        example = _completed(cells, _completion_column(cells), learns_history=True)
+        example = _completed(cells, _completion_column(cells))
     else:
         example = _whole(cells, whole)
     if any(cells.row.get(name) is False for name in LABEL_COLUMNS):
@@ -483,8 +483,6 @@ class _PromptParts:
     is_text: bool
     extras: TemplateExtras
     choices: Choices | None
-    num_before_history: int
-    """Messages before the first one of the row's history, or before the prompt."""
 
     def with_text(self, text: str, is_before: bool = False) -> Self:
         """The prompt with a paragraph at the end, or at the start, of its last message."""
@@ -520,13 +518,9 @@ def _read_prompt(cells: Cells, column: str) -> _PromptParts:
             '{"role": …, "content": …} or a list of such that ends with a user message; fix the row'
         )
     _check_roles(cells.where, column, talk)
-    history = _history(cells, column)
-    messages = _with_system(cells, [*history, *talk.messages])
-    num_before = len(messages) - len(history) - len(talk.messages)
-    start = num_before if history else len(messages) - 1
-    asked = _PromptParts(
-        messages, talk.is_text, _read_extras(cells, messages), read_choices(cells), start
-    )
+    messages = _with_system(cells, talk.messages)
+    extras = _read_extras(cells, messages)
+    asked = _PromptParts(messages, talk.is_text, extras, read_choices(cells))
     for name in (*PASSAGE_COLUMNS, *JOINED_COLUMNS):
         joined = cells.find((name,), filled=True)
         if joined is None or joined == column:
@@ -546,24 +540,6 @@ def _read_prompt(cells: Cells, column: str) -> _PromptParts:
     if asked.choices is not None and not asked.choices.are_labelled_in(_written(asked.messages)):
         asked = asked.with_text(asked.choices.text)
     return asked
-
-
-def _history(cells: Cells, prompt: str) -> Messages:
-    """Earlier turns in LLaMA-Factory's column, unless it is the column of the prompt: pairs of a
-    user's and an assistant's text."""
-    column = cells.find(("history",), filled=True)
-    if column in (None, prompt):
-        return []
-    found: Messages = []
-    value = _parsed(cells[column]) if isinstance(cells[column], str) else cells[column]
-    for pair in value if isinstance(value, list) else [None]:
-        if not isinstance(pair, list) or [type(text) for text in pair] != [str, str]:
-            raise DataError(
-                f"{cells.where}: column {column!r} is {shown(cells[column])}; expected pairs of a "
-                "user's and an assistant's text; fix it, or name it in data.columns.ignore"
-            )
-        found += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    return found
 
 
 def _written(messages: Messages) -> str:
@@ -726,9 +702,8 @@ def _completion_column(cells: Cells) -> str:
     return cells.column(cells.columns.answer, usual, "data.columns.answer")
 
 
-def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Completed:
-    """A prompt with the completions in these columns; with ``learns_history``, the answers in the
-    row's history are learned, too."""
+def _completed(cells: Cells, *columns: str) -> Completed:
+    """A prompt with the completions in these columns."""
     if (sampled := _sampled(cells, columns)) is not None:
         return sampled
     talks = [_completion(cells, column) for column in columns]
@@ -736,11 +711,6 @@ def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Com
     _check_differ(cells.where, completions)
     asked = _read_prompt(cells, _prompt_column(cells, PROMPT_COLUMNS))
     untrained = frozenset(n for n, is_trained in enumerate(talks[0].trained) if not is_trained)
-    if learns_history and (first := asked.num_before_history) < len(asked.messages) - 1:
-        earlier = asked.messages[first + 1 :]
-        completions = ([*earlier, *completions[0]],)
-        untrained = frozenset(n + len(earlier) for n in untrained)
-        asked = replace(asked, messages=asked.messages[: first + 1], is_text=False)
     if len(talks) > 1 and not all(map(all, (talk.trained for talk in talks))):
         raise DataError(
             f"{cells.where}: a turn is masked (weight, train …), which preference stages do not "

@@ -72,8 +72,6 @@ def asked(text: str) -> dict[str, str]:
         ({"question": "Q", "article": "R", "input": "S"}, [asked("R\n\nQ\n\nS")]),
         ({"prompt": "Q", "starter_code": "def f():\n"},
          [asked("Q\n\nStart from this code:\n\n```python\ndef f():\n```")]),
-        ({"instruction": "R", "history": [["Q", "A"]]}, [U, A, R]),
-        ({"instruction": "R", "history": '[["Q", "A"]]'}, [U, A, R]),
         ({"messages": json.dumps([S, U])}, [S, U]),
         ({"messages": {"role": ["system", "user"], "content": ["S", "Q"]}}, [S, U]),
         ({" Question ": "Q"}, [U]),
@@ -119,14 +117,6 @@ def test_an_input_joins_the_prompt_of_every_form() -> None:
         (read_labelled, {"response": "A", "label": True}),
     ):
         assert read("x", pair | row, COLUMNS).messages == [S, asked("Q\n\nR")]
-
-
-def test_answers_in_a_history_are_learned_by_demonstrations() -> None:
-    row = {"instruction": "R", "history": [["Q", "A"]], "system": "S"}
-    found = read_demonstration("x", row | {"output": "B"}, COLUMNS)
-    assert (found.messages, found.completions) == ([S, U], ([A, R, B],))
-    judged = read_labelled("x", row | {"output": "B", "label": True}, COLUMNS)
-    assert (judged.messages, judged.completions) == ([S, U, A, R], ([B],))
 
 
 def test_a_conversation_with_a_rejected_answer() -> None:
@@ -515,7 +505,8 @@ def test_a_thought_has_the_names_that_templates_read() -> None:
          "'context' is .*; expected text, which joins the prompt"),
         (read_problem, {"system": 3, "prompt": "Q", "answer": 1}, "'system' is 3; expected the"),
         (read_problem, {"prompt": "Q", "answer": 1, "tools": ["tide"]}, "'tools' is .*; expected"),
-        (read_problem, {"prompt": "Q", "answer": 1, "history": "R"}, "'history' is 'R'; expected"),
+        (read_demonstration, {"prompt": "Q", "completion": "A", "history": [["R", "B"]]},
+         "'history' is .*: the model would be asked without the earlier turns"),
         (read_problem, {"prompt": "Q", "messages": [S, U, A], "answer": 1},
          "the prompt may be column 'prompt', or the beginning of 'messages', which has the roles"),
     ],
