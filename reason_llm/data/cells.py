@@ -118,7 +118,7 @@ class Cells:
         fix = f"set {option} to one of these, or make such a column by data.preprocess"
         if option == "data.form":
             fix = (
-                "rename the columns by data.preprocess, or set data.form to the form that the rows "
+                "make such columns by data.preprocess, or set data.form to the form that the rows "
                 "have"
             )
         raise DataError(

@@ -78,13 +78,6 @@ SIDES = ("chosen", "rejected")
 SIDE_COLUMNS = (("chosen", "chosen_response"), ("rejected", "rejected_response"))
 SCORE_COLUMNS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating")
 """Columns with a number for each side."""
-_NUMBERED = re.compile(
-    r"(?:response|completion|answer|output|human_ref|reply|generation|candidate|text|message)s?"
-    r"[_ -]?(?:[0-9]|[A-Da-d])"
-)
-_VERDICT = re.compile(r"(?i)prefer|winner|better|score|rating|rank|label|judg|vote|safer|overall")
-ANSWER_LISTS = ("responses", "completions", "candidates", "answers", "generations", "outputs")
-"""Columns with several answers to one prompt."""
 FORMS = {
     "preferences": ({"chosen", "rejected"}, "stage=preference and preference.name=dpo"),
     "labels": ({"completion", "label"}, "stage=preference and preference.name=kto"),
@@ -344,7 +337,6 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     if has_one_side and whole is not None and _ends_with_an_answer(cells, whole):
         cells = _with_last_answer(cells, whole, SIDES[0])
         last = f"the last message of column {whole!r}"
-    _check_sides(cells)
     names = [cells.column(None, usual, "data.form") for usual in SIDE_COLUMNS]
     sides = [from_json_text(where, name, cells[name]) for name in names]
     prompt = _prompt_of_sides(cells)
@@ -372,22 +364,6 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
         ignored=cells.ignored(),
         doubt=example.doubt or _doubt_of_scores(cells.row),
     )
-
-
-def _check_sides(cells: Cells) -> None:
-    """Raise DataError for a row with several answers, none of them under the name of a side."""
-    if any(cells.find(usual) is not None for usual in SIDE_COLUMNS):
-        return
-    _check_no_steps(cells)
-    names = [str(name) for name in cells.row]
-    answers = [name for name in names if _NUMBERED.fullmatch(name)]
-    answers = answers if len(answers) > 1 else [name for name in names if name in ANSWER_LISTS]
-    if answers:
-        verdicts = ", ".join(name for name in names if _VERDICT.search(name)) or "another column"
-        raise DataError(
-            f"{cells.where}: has several answers in {', '.join(map(repr, answers))}, and which is "
-            f"the better one only in {verdicts}; return 'chosen' and 'rejected' by data.preprocess"
-        )
 
 
 def _doubt_of_scores(row: Row) -> str:
@@ -684,21 +660,10 @@ def _prompt_of_sides(cells: Cells) -> str | None:
     return None
 
 
-def _check_no_steps(cells: Cells) -> None:
-    """Raise DataError for a row with a label for each step of an answer."""
-    if isinstance(cells.row.get("labels"), list) and cells.find(("completions",)) is not None:
-        raise DataError(
-            f"{cells.where}: 'labels' are of the steps in 'completions', which no stage learns "
-            "from; join the steps to one 'completion' with one 'label' by data.preprocess"
-        )
-
-
 def _completion_column(cells: Cells) -> str:
     usual: Sequence[str] = COMPLETION_COLUMNS
     if cells.find(TOOL_COLUMNS, filled=True) is not None:
         usual = (*usual, CALLS_COLUMN)
-    if cells.columns.answer is None and cells.find(usual) is None:
-        _check_no_steps(cells)
     return cells.column(cells.columns.answer, usual, "data.columns.answer")
 
 

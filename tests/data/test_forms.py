@@ -170,7 +170,7 @@ BAD = [
     (read_document, {"text": None}, "'text' is None; expected text"),
     (read_document, {"text": ["a"]}, "'text' is"),
     (read_document, {"text": "\n "}, "'text' is"),
-    (read_preference, {"prompt": "Q", "chosen": "A"}, "'rejected'.*; rename the columns by data"),
+    (read_preference, {"prompt": "Q", "chosen": "A"}, "'rejected'.*; make such columns by data"),
     (read_preference, {"chosen": "A", "rejected": "B"}, "no word in common; add a column"),
     (read_preference, {"chosen": "Q A", "rejected": "Q "}, "'rejected' is ' '; expected text"),
     (read_preference, {"chosen": "\n\nHuman: Q\n\nAssistant: A",
@@ -192,7 +192,7 @@ BAD = [
     (read_labelled, {"prompt": "Q", "completion": "A"}, "columns 'label', 'kto_tag'"),
     *[
         (read, {"prompt": "Q", "completions": ["A", "B"], "labels": [True, False]},
-         "'labels' are of the steps in 'completions'")
+         "lacks .*data.preprocess")
         for read in (read_labelled, read_demonstration, read_preference)
     ],
     *[

@@ -148,7 +148,7 @@ def test_rows_with_another_label_are_not_sent_to_sft(
 ) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "Q", "completion": "A", "is_good": False}))
-    with pytest.raises(DataError, match=r"lacks any of the columns 'label', .*; rename the col"):
+    with pytest.raises(DataError, match=r"lacks any of the columns 'label', .*; make such col"):
         load(path, data__form="labels", **OF_FORM["labels"])
 
 
@@ -481,9 +481,9 @@ def test_a_thought_has_the_names_that_templates_read() -> None:
         (read_problem, {"messages": [U, {"role": "ai", "content": "A"}, R], "answer": 1},
          "has messages of the role 'ai', which is not known; rename"),
         (read_preference, {"prompt": "Q", "response1": "A", "response2": "B", "winner": 1},
-         "several answers in 'response1', 'response2', and which is the better one only in winner"),
+         "lacks any of the columns 'chosen', .*; make such columns by data.preprocess"),
         (read_preference, {"prompt": "Q", "responses": ["A", "B"], "scores": [1, 2]},
-         "several answers in 'responses', and which is the better one only in scores; return"),
+         "lacks any of the columns 'chosen', .*; make such columns by data.preprocess"),
         (read_demonstration, {"messages": [U, {**A, "weight": 0.5}]}, "has weight=0.5; expected"),
         (read_demonstration, {"messages": [U, {**A, "loss_mask": [1]}]}, "has loss_mask=.1.; exp"),
         (read_demonstration, {"messages": [U, {**A, "loss_scale": 0.5}]}, "has 'loss_scale', wh"),
