@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product, takewhile
@@ -76,8 +75,6 @@ LABEL_COLUMNS = ("label", "kto_tag")
 SIDES = ("chosen", "rejected")
 """Sides of a preference."""
 SIDE_COLUMNS = (("chosen", "chosen_response"), ("rejected", "rejected_response"))
-SCORE_COLUMNS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating")
-"""Columns with a number for each side."""
 FORMS = {
     "preferences": ({"chosen", "rejected"}, "stage=preference and preference.name=dpo"),
     "labels": ({"completion", "label"}, "stage=preference and preference.name=kto"),
@@ -325,12 +322,7 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     if columns.prompt is None and cells.find(PROMPT_COLUMNS) is None:
         given = cells.find(("input",), filled=True)  # distilabel's Orca pairs
         cells = Cells(where, row, columns.model_copy(update={"prompt": given}))
-    margin = number_in(where, "margin", cells["margin"]) if "margin" in cells else 0.0
-    if margin < 0:
-        raise DataError(
-            f"{where}: 'margin' is {margin:g}, so the rejected side would be better; swap the "
-            "sides or remove the row"
-        )
+    margin = _read_margin(where, cells["margin"]) if "margin" in cells else 0.0
     last = ""
     whole = cells.find(CHAT_COLUMNS)
     has_one_side = cells.find(SIDE_COLUMNS[0]) is None and cells.find(SIDE_COLUMNS[1]) is not None
@@ -362,20 +354,7 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
         value=margin,
         origin=origin,
         ignored=cells.ignored(),
-        doubt=example.doubt or _doubt_of_scores(cells.row),
     )
-
-
-def _doubt_of_scores(row: Row) -> str:
-    """Why chosen may be rejected: the row has a number for each of them; empty where it is
-    clear."""
-    for name in SCORE_COLUMNS:
-        columns = [name.format(side) for side in SIDES]
-        with suppress(DataError):
-            chosen, rejected = (number_in("", each, row.get(each)) for each in columns)
-            order = "below" if chosen < rejected else "equal to" if chosen == rejected else ""
-            return f"{columns[0]} is {order} that of rejected" if order else ""
-    return ""
 
 
 def _ends_with_an_answer(cells: Cells, column: str) -> bool:
@@ -440,14 +419,17 @@ def option_for(row: Row, form: str, columns: ColumnsSection) -> str | None:
     return None if form in fits else next((FORMS[each][1] for each in fits if each in FORMS), None)
 
 
-def number_in(where: str, column: str, value: Any) -> float:
-    """A finite number, which may be written as text, as in a .csv file."""
+def _read_margin(where: str, value: Any) -> float:
+    """A finite number of at least 0, which may be written as text, as in a .csv file."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
-        raise DataError(f"{where}: {column!r} is {shown(value)}; expected a number; fix the row")
+    if not math.isfinite(number) or number < 0:
+        raise DataError(
+            f"{where}: 'margin' is {shown(value)}; expected a number of at least 0; fix the row, or "
+            "swap the sides where the rejected one is better"
+        )
     return number
 
 
