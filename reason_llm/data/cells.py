@@ -17,6 +17,7 @@ WEIGHT_COLUMNS = ("weight", "sample_weight", "loss_weight", "loss_scale", "loss_
 _NEVER_IGNORED = {
     **dict.fromkeys(MEDIA, "the model would be asked without it"),
     **dict.fromkeys(WEIGHT_COLUMNS, "every row counts the same"),
+    "plus_input": "only the base tests would be run; evalplus's sets of the Hub have all of them",
     "history": "the model would be asked without the earlier turns",  # LLaMA-Factory's
 }
 """Columns without which the task is another one, in lower case."""

@@ -427,7 +427,7 @@ def _read_margin(where: str, value: Any) -> float:
         number = math.nan
     if not math.isfinite(number) or number < 0:
         raise DataError(
-            f"{where}: 'margin' is {shown(value)}; expected a number of at least 0; fix the row, or "
+            f"{where}: 'margin' is {shown(value)}; expected a number of at least 0; fix it, or "
             "swap the sides where the rejected one is better"
         )
     return number

@@ -636,7 +636,7 @@ def test_reasoning_that_is_learned_is_not_named_as_ignored(
         ("problems", {"prompt": "Which?", "choices": TEXTS, "answer": 1}, COUNTED.format(0)),
         ("problems", {"prompt": "How many?", "answer": 1.125}, ""),
         ("problems", {"prompt": "Which?", "answer": "{'a', 'b'}"},
-         "the gold answer is a Python value: only the same words are accepted"),
+         "several values are one gold answer: only all of them, as written, are accepted"),
         ("problems", {"prompt": "If x is 7, is it prime?", "answer": True},
          "Yes or No is accepted for the gold answer True or False"),
         ("problems", {"prompt": "What is printed?", "answer": "False"},
@@ -915,22 +915,15 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         "the answer, or leave such rows out with data.on_bad_row=skip",
         f"{path}: several boxes are read as one gold answer in 1 row, the first is {path}:4",
         f"{path}: a whole text of several lines is the gold answer in 1 row, the first is {path}:5",
-        f"{path}: a comma of the gold answer is read as one between two numbers, not as a part of "
-        f"one in 6 rows, the first is {path}:7; write 6.5 for 6,5",
-        f"{path}: several quantities of the gold answer are several answers, not their sum in 1 "
-        f"row, the first is {path}:12",
+        f"{path}: the gold answer can be read in two ways: commas and the word and separate "
+        "values, a point is a decimal point, e is a power of ten, and a hyphen is a minus in 12 "
+        f"rows, the first is {path}:7; write it without them, such as 6.5 for 6,5",
         f"{path}: the gold answer is not mathematics, so only the same words are accepted in 3 "
         f"rows, the first is {path}:13",
-        f"{path}: the gold answer is read as a difference, not as a range in 1 row, the first is "
-        f"{path}:20",
         f"{path}: the gold answer has the letter of a choice that the question does not list in 1 "
         f"row, the first is {path}:22",
-        f"{path}: the gold answer has several values: only all of them, as written, are accepted "
+        f"{path}: several values are one gold answer: only all of them, as written, are accepted "
         f"in 1 row, the first is {path}:25",
-        f"{path}: a point of the gold answer is read as a decimal point, not as one of thousands "
-        f"in 2 rows, the first is {path}:26; write 1250 for 1.250 if it is one",
-        f"{path}: an e of the gold answer is read as a power of ten in 1 row, the first is "
-        f"{path}:29",
-        f"{path}: a control character begins \\text: in JSON, write two backslashes for one in 1 "
-        f"row, the first is {path}:33",
+        f"{path}: control characters begin LaTeX commands in 1 row, the first is {path}:33; in "
+        "JSON, write two backslashes for one",
     ]
