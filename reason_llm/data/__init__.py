@@ -43,5 +43,5 @@ from reason_llm.data.templates import (
     today,
     unasked_form,
 )
-from reason_llm.data.token_rows import check_ends, tokenizer_digest
+from reason_llm.data.token_rows import tokenizer_digest
 from reason_llm.data.tools import Call, plain_messages, said_before

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import chain, islice, product
+from itertools import chain, product
 from string import digits, whitespace
 
 import numpy as np
@@ -17,7 +17,6 @@ from reason_llm.data.attachments import Attachments, attached
 from reason_llm.data.forms import Example, PlainProblem, TextDocument
 from reason_llm.data.packed import Joined, Prompts, Units
 from reason_llm.data.rows import shared_gym_tasks
-from reason_llm.data.token_rows import NUM_ROWS_CHECKED
 from reason_llm.errors import DataError, printable
 from reason_llm.rollout import Prompt, TokenRow
 
@@ -215,18 +214,6 @@ class Data:
     def held_out_prompts(self) -> Sequence[Prompt]:
         """Prompts of all held-out sets."""
         return Joined([data_set.prompts for data_set in self.held_out])
-
-    @property
-    def imitated(self) -> list[TokenRow]:
-        """The first rows that a policy learns to write: chosen sides, and labels that are not
-        bad."""
-        rows = (
-            unit[0]
-            for data_set in self.training
-            for unit in data_set.units
-            if data_set.form != "labels" or unit[0].value >= 0
-        )
-        return list(islice(rows, NUM_ROWS_CHECKED))
 
     def with_digests(self) -> "Data":
         """The data with ``digests``."""
