@@ -162,8 +162,6 @@ class Completed:
     value: float = 0.0
     """Score of a demonstration, where that is asked for; margin of a preference, by how
     much the chosen one is better; of a judged completion +1 for good, -1 for bad."""
-    label: str = field(default="", compare=False)
-    """The label of a judged completion, as the row has it."""
     sampled: Sampled | None = None
     extras: TemplateExtras = NO_EXTRAS
     """Arguments of the chat template from the row: tools and others."""
@@ -382,16 +380,14 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
     label = cells[name]
     meant = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": -1.0}
     meant |= {"desirable": 1.0, "undesirable": -1.0}
-    meant |= dict.fromkeys(("0", "0.0", "-1", "-1.0"), -1.0)
+    meant |= dict.fromkeys(("0", "0.0"), -1.0)
     value = meant.get(str(label).strip().casefold())
     if value is None:
         raise DataError(
-            f"{where}: {name!r} is {shown(label)}; expected true or false (1, or 0 or "
-            "-1); fix the row"
+            f"{where}: {name!r} is {shown(label)}; expected true or false (1 or 0); fix the row, "
+            "or drop it by data.preprocess"
         )
-    return replace(
-        example, value=value, ignored=cells.ignored(), label=str(label).strip().removesuffix(".0")
-    )
+    return replace(example, value=value, ignored=cells.ignored())
 
 
 def option_for(row: Row, form: str, columns: ColumnsSection) -> str | None:

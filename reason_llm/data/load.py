@@ -516,8 +516,6 @@ class _SetReader:
             )
         if isinstance(example, Completed) and example.origin:
             data_set.origins.setdefault(example.origin)
-        if isinstance(example, Completed) and example.label:
-            data_set.labels.setdefault(example.label)
         if example.ignored:
             self._note_ignored(data_set, example, row)
         for each in filter(None, dict.fromkeys(self._doubts(example))):

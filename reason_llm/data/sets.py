@@ -68,8 +68,6 @@ class DataSet:
     """Columns that nothing reads but reward functions that take ``**kwargs``: rows, as above."""
     doubts: dict[str, list[str]] = field(default_factory=dict)
     """Rows that may mean something else than it seems, by the reason."""
-    labels: dict[str, None] = field(default_factory=dict)
-    """Labels of judged completions, as the rows have them."""
     contradictions: dict[str, str] = field(default_factory=dict)
     """Two places with different gold answers, for each question that has such."""
     origins: dict[str, None] = field(default_factory=dict)
@@ -129,11 +127,6 @@ class DataSet:
             rows = _rows(len(places))
             rows = rows if self.is_training else rows.replace(" row", " held-out row")
             lines.append(f"{says} in {rows}, the first is {places[0]}{has_fix}{fix}")
-        if {"0", "-1"} <= self.labels.keys():
-            lines.append(
-                "labels 0 and -1 are both read as bad; if 0 means no vote, drop such rows by "
-                "data.preprocess"
-            )
         if self.contradictions:
             count, first = len(self.contradictions), next(iter(self.contradictions.values()))
             has = "1 question has" if count == 1 else f"{count:,} questions have"

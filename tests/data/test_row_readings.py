@@ -672,17 +672,6 @@ def test_a_run_and_the_data_check_name_what_is_ignored(
     assert "  ignored columns: id (3 rows), url (2 rows)" in report.lines
 
 
-def test_two_labels_for_bad_are_named(tmp_path: Path, load: Callable[..., Data]) -> None:
-    path = tmp_path / "rows.jsonl"
-    for labels, count in (([1, -1, 0], 1), ([1, -1], 0), (["desirable", "Undesirable "], 0)):
-        rows = [{"prompt": "Q", "completion": str(label), "label": label} for label in labels]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        data = load(path, data__form="labels", **OF_FORM["labels"])
-        named = [note.split(": ")[1] for note in data.notes() if "both read" in note]
-        says = "labels 0 and -1 are both read as bad; if 0 means no vote, drop such rows by "
-        assert named == [f"{says}data.preprocess"] * count
-
-
 def test_labels_are_offered_a_reward_and_are_read_word_for_word_by_it(
     tmp_path: Path, load: Callable[..., Data]
 ) -> None:
