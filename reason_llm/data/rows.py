@@ -400,24 +400,6 @@ def gym_tasks(source: str) -> Any:
         ) from error
 
 
-def shared_gym_tasks(training: str, held_out: str) -> str | None:
-    """The number of tasks that two sources of one generator with the same options share, and the
-    fix; None without any. Task i of reasoning-gym follows from seed + i."""
-    if not (training.startswith(GYM) and held_out.startswith(GYM)):
-        return None
-    one, two = (dict(vars(gym_tasks(source).config)) for source in (training, held_out))
-    first, last = one.pop("seed"), two.pop("seed")
-    size, held_out_size = one.pop("size"), two.pop("size")
-    shared = min(first + size, last + held_out_size) - max(first, last)
-    names = {source.partition("?")[0] for source in (training, held_out)}
-    if len(names) > 1 or one != two or shared <= 0:
-        return None
-    return (
-        f"{held_out} shares {shared} of its {held_out_size} tasks with {training}, since task i "
-        f"follows from seed + i; give it seed={first + size} or more"
-    )
-
-
 def _parsed(text: str) -> Any:
     """Strict JSON with integers of any length, which orjson rounds or refuses."""
     if (row := _row_of_texts(text)) is not None:

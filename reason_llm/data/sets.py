@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import chain, product
+from itertools import chain
 from string import digits, whitespace
 
 import numpy as np
@@ -16,7 +16,6 @@ import orjson
 from reason_llm.data.attachments import Attachments, attached
 from reason_llm.data.forms import Example, PlainProblem, TextDocument
 from reason_llm.data.packed import Joined, Prompts, Units
-from reason_llm.data.rows import shared_gym_tasks
 from reason_llm.errors import DataError, printable
 from reason_llm.rollout import Prompt, TokenRow
 
@@ -249,9 +248,6 @@ class Data:
         dropped = any(data_set.dropped["data.contamination"] for data_set in self.training)
         if not self.contamination or dropped:
             return None
-        for one, other in product(self.training, self.held_out):
-            if shared := shared_gym_tasks(one.source, other.source):
-                return printable(shared)
         ours, theirs = self.contamination[0]
         return printable(
             f"training rows with questions of an evaluation set: {len(self.contamination)}, such "
