@@ -1,6 +1,6 @@
 """Prompts and rows to learn from, out of data files and Hub sets."""
 
-from reason_llm.data.attachments import KINDS, MARK, folder_of, with_parts
+from reason_llm.data.attachments import IMAGE_COLUMNS, IMAGES, MARK, folder_of, is_image, with_parts
 from reason_llm.data.faults import Faults
 from reason_llm.data.forms import SIDES, Completed, Example, Problem
 from reason_llm.data.kept import load_kept

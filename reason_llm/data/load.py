@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from reason_llm.config import ColumnsSection, Config, share_of
-from reason_llm.data.attachments import Attachments, attached, folder_of, kind_of
+from reason_llm.data.attachments import IMAGES, Attachments, attached, folder_of, has_images
 from reason_llm.data.cells import Cells
 from reason_llm.data.faults import Faults
 from reason_llm.data.forms import (
@@ -630,11 +630,10 @@ class _SetReader:
         if given := self.config.data.columns.ignore:
             ignored = {*map(str.casefold, given)}
             row = {n: v for n, v in row.items() if n.casefold() not in ignored}
-        kind = kind_of(row)
-        if kind is None:
+        if not has_images(row):
             return None
         if not self.attachments_opened:
-            folder = folder_of(kind, f"{where}: a row with {kind}")
+            folder = folder_of(IMAGES, f"{where}: a row with {IMAGES}")
             self.attachments = folder.open_attachments(self.config.model)
             self.attachments_opened = True
         return self.attachments
