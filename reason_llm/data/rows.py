@@ -118,13 +118,9 @@ def _read(source: str, split: str, given: Mapping[str, RowSequence]) -> Read:
             "eval.sets"
         ) from error
     except UnicodeDecodeError as error:
-        what, save = f"not UTF-8 at byte {error.start}", "save it as UTF-8"
-        if path.suffix.lower() in (".csv", ".tsv"):
-            save += ", in Excel as CSV UTF-8"
-        with open_regular(path) as file:
-            if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
-                what = "UTF-16 (Excel's Unicode text)"
-        raise DataError(f"{source}: {what}; {save}") from error
+        raise DataError(
+            f"{source}: not UTF-8 at byte {error.start}; save it as UTF-8, in Excel as CSV UTF-8"
+        ) from error
     except OSError as error:
         raise DataError(
             f"data file {source} cannot be read: {error.strerror or one_line(error)}; give a file "
@@ -158,14 +154,10 @@ def _json_rows(path: Path) -> Read:
             f"{path}: not valid JSON ({one_line(error)}); expected a list of objects"
         ) from error
     if not isinstance(rows, list):
-        members = rows if isinstance(rows, dict) else {}
-        names = [name for name, value in members.items() if isinstance(value, list)]
-        problem = f"{path}: holds {type(rows).__name__}; expected a list of objects"
-        if names:
-            problem += f": write the list in {names[0]!r} alone"
-        elif members and all(isinstance(value, dict) for value in members.values()):
-            problem += ": of a DataFrame, to_json(…, orient='records')"
-        raise DataError(problem)
+        raise DataError(
+            f"{path}: holds {type(rows).__name__}; expected a list of objects, without another "
+            "around it; of a DataFrame, write to_json(…, orient='records')"
+        )
     yield from _numbered(str(path), rows)
 
 
