@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -72,9 +71,6 @@ LABEL_REWARD = "exact"
 """With this one first, the gold answer is the whole text of its column."""
 _LABEL = re.compile(r"[^\W\d_]{2,30}+(?:[ _/&-]{1,3}[^\W\d_]{1,30}+){0,4}")
 """A label of up to five words."""
-MOST_LABEL_CHARACTERS = 200
-MIN_LABELLED = 0.9
-"""Fraction of the rows of a set whose answers have to be labels in words."""
 _YES_OR_NO = frozenset({"yes", "no", "true", "false"})
 _CHOICE = re.compile(r"\\(?:textbf|text|mathrm)\{\(([A-J])\)[ ~\\]*\}?+ ?\S")
 """``\\textbf{(B) } 6``, as in AMC's solutions."""
@@ -352,8 +348,6 @@ class _SetReader:
         except DataError as error:
             self.fault(error)
         self._note_labels(data_set, examples)
-        is_label = self.config.score.rewards[0].name == LABEL_REWARD
-        _note_spellings(data_set, examples, is_label and data_set.is_asked)
         return examples
 
     def _note_labels(self, data_set: DataSet, examples: list[Example]) -> None:
@@ -861,41 +855,6 @@ class _SetReader:
         for unit in [rows] if is_pair else [(row,) for row in rows]:
             data_set.units.append(unit)
         return None
-
-
-def _note_spellings(data_set: DataSet, examples: Sequence[Example], are_labels: bool) -> None:
-    """Note gold answers, or answers to learn, that are one of a few labels and differ from its most
-    frequent spelling by case or space alone. Unless ``are_labels``, most have to be words."""
-    spelled: dict[str, Counter[str]] = {}
-    for label, count in Counter(map(_label_of, examples)).items():
-        if len(label) > MOST_LABEL_CHARACTERS:
-            return
-        spelled.setdefault(" ".join(label.casefold().split()), Counter())[label] = count
-    if not 1 < len(spelled) <= len(examples) / 2:
-        return
-    if not are_labels:
-        # A few labels such as n/a or ? say nothing of the others.
-        spelled = {folded: found for folded, found in spelled.items() if _LABEL.fullmatch(folded)}
-        if sum(map(Counter.total, spelled.values())) < MIN_LABELLED * len(examples):
-            return
-    usual = {folded: found.most_common(1)[0][0] for folded, found in spelled.items()}
-    other = [
-        (label, each.where)
-        for each in examples
-        if (label := _label_of(each)) != usual.get(" ".join(label.casefold().split()), label)
-    ]
-    if other:
-        label = other[0][0]
-        like = usual[" ".join(label.casefold().split())]
-        says = f"labels are spelled differently by case or space, such as {label!r} for {like!r},"
-        data_set.doubts[says] = [where for _, where in other]
-
-
-def _label_of(example: Example) -> str:
-    """The gold answer, or the last answer of a demonstration."""
-    if isinstance(example, Asked):
-        return example.answer
-    return "" if isinstance(example, TextDocument) else example.completions[0][-1]["content"]
 
 
 def _messages_of(example: Problem | Completed) -> Messages:

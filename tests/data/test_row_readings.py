@@ -688,11 +688,7 @@ def test_labels_are_offered_a_reward_and_are_read_word_for_word_by_it(
         f"different labels as mathematics in 4 rows, the first is {path}:1"
     )
     assert says in notes(golds)
-    spelled = (
-        "labels are spelled differently by case or space, such as 'billing & refunds' for 'Billing "
-        f"& refunds', in 1 row, the first is {path}:3"
-    )
-    assert notes(golds, score=exact) == notes(golds, "label", score=exact) == [spelled]
+    assert notes(golds, score=exact) == notes(golds, "label", score=exact) == []
     assert [p.answer for p in load(path, score=exact).prompts] == golds
     for others in (["yes", "no"] * 2, ["north", "south", "east"], ["4", "5"] * 2, ["A", "B"] * 2):
         assert not any("=exact" in line for line in notes(others))
@@ -704,29 +700,6 @@ def test_labels_are_offered_a_reward_and_are_read_word_for_word_by_it(
         f"{path}: 1 question has different gold answers: {path}:1 has 'Billing', {path}:2 has 'bug'"
         "; correct or remove the wrong one"
     ]
-
-
-def test_labels_to_learn_that_differ_by_case_or_space_are_named(
-    tmp_path: Path, load: Callable[..., Data]
-) -> None:
-    path = tmp_path / "rows.jsonl"
-
-    def notes(*labels: str) -> list[str]:
-        rows = [{"prompt": f"{n}?", "completion": label} for n, label in enumerate(labels)]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        data = load(path, data__form="demonstrations", **OF_FORM["demonstrations"])
-        return [line.removeprefix(f"{path}: ") for line in data.notes()]
-
-    assert notes("bug", "bug", "Bug", "refund", "bug ", "refund") == [
-        "labels are spelled differently by case or space, such as 'Bug' for 'bug', in 2 rows, the "
-        f"first is {path}:3"
-    ]
-    assert notes(*["bug", "Bug", "refund"] * 6, "?") == [
-        "labels are spelled differently by case or space, such as 'Bug' for 'bug', in 6 rows, the "
-        f"first is {path}:2"
-    ]
-    assert notes("bug", "bug", "refund", "refund") == []
-    assert notes("Yes, it is.", "yes, it is.", "No, for it is late.", "no") == []  # no labels
 
 
 def test_contradicting_golds_are_named(tmp_path: Path, load: Callable[..., Data]) -> None:
