@@ -847,7 +847,7 @@ def test_doubtful_golds_are_told(tmp_path: Path, load: Callable[..., Data]) -> N
         "€ 3,50",
         "3,5",
         "1.234,50 €",
-        "2 hours and 30 minutes",
+        "1 day, 2 hours and 30 minutes",
         "2 hours 30 minutes",
         "about 5 kg",
         "2024-03-05",
