@@ -2,7 +2,7 @@
 reading weights or running programs."""
 
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -15,12 +15,11 @@ from reason_llm.data import (
     Data,
     DataSet,
     Faults,
-    check_ends,
     load_data,
     player_of,
     unasked_form,
 )
-from reason_llm.errors import DataError, ReasonError, RewardError, printable, without_secrets
+from reason_llm.errors import ReasonError, RewardError, printable, without_secrets
 from reason_llm.model import decode, end_token_ids, load_tokenizer, quiet_libraries
 from reason_llm.model.plan import context_limit
 from reason_llm.rollout import TokenRow
@@ -76,7 +75,7 @@ def _check_rows(
     lines = _lines_of_sets(data) + _line_of_judge(config, data)
     # Reading the rows may note further errors, so these are counted last.
     if config.data.is_offline:
-        lines += _lines_of_rows(data, ends, tokenizer, faults)
+        lines += _lines_of_rows(data, tokenizer)
     else:
         lines += _shown_prompts(data, tokenizer)
     for key, options in config.score.by_readers.items():
@@ -153,22 +152,14 @@ def _described(title: str, data_set: DataSet) -> list[str]:
     return lines
 
 
-def _lines_of_rows(
-    data: Data,
-    end_token_ids: Collection[int],
-    tokenizer: "PreTrainedTokenizerBase",
-    note: Callable[[DataError], None],
-) -> list[str]:
-    """The number of rows with an end token, and the first, the middle and the last row."""
-    lines, units, rows = list[str](), data.units, data.imitated
-    try:
-        lines += check_ends(rows, end_token_ids, tokenizer) if rows else []
-    except DataError as error:
-        note(error)
-    for unit in _some(units):
-        for row, side in zip(unit, SIDES if len(unit) > 1 else ("",), strict=True):
-            lines += _shown_row(row, side, tokenizer)
-    return lines
+def _lines_of_rows(data: Data, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """The first, the middle and the last row."""
+    return [
+        line
+        for unit in _some(data.units)
+        for row, side in zip(unit, SIDES if len(unit) > 1 else ("",), strict=True)
+        for line in _shown_row(row, side, tokenizer)
+    ]
 
 
 def _some(items: Sequence[T]) -> list[T]:

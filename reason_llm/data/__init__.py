@@ -1,6 +1,6 @@
 """Prompts and rows to learn from, out of data files and Hub sets."""
 
-from reason_llm.data.attachments import KINDS, MARK, folder_of, with_parts
+from reason_llm.data.attachments import IMAGE_COLUMNS, IMAGES, MARK, folder_of, is_image, with_parts
 from reason_llm.data.faults import Faults
 from reason_llm.data.forms import SIDES, Completed, Example, Problem
 from reason_llm.data.kept import load_kept
@@ -43,5 +43,5 @@ from reason_llm.data.templates import (
     today,
     unasked_form,
 )
-from reason_llm.data.token_rows import check_ends, tokenizer_digest
+from reason_llm.data.token_rows import tokenizer_digest
 from reason_llm.data.tools import Call, plain_messages, said_before

@@ -4,7 +4,6 @@ provides; what is in an attachment only that folder knows.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from reason_llm.config import Config, ModelSection, installation
@@ -16,47 +15,14 @@ Messages = list[dict[str, Any]]
 """See ``messages``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Names by which rows with attachments of one kind are recognised."""
-
-    columns: tuple[str, ...]
-    """Names of columns, in lower case."""
-    parts: tuple[str, ...]
-    """Types of a message's part, in the forms of Transformers and OpenAI."""
-
-    def is_part(self, part: Any) -> bool:
-        """Whether a part of a message's content is an attachment of this kind."""
-        return isinstance(part, dict) and part.get("type") in self.parts
-
-    def is_in(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row has one, in a column or in a message."""
-        for name, value in row.items():
-            if str(name).casefold() in self.columns and not is_empty(value):
-                return True
-            if type(value) is str:
-                continue
-            for each in value if isinstance(value, list) else [value]:
-                parts = each.get("content") if isinstance(each, dict) else None
-                if isinstance(parts, list) and any(map(self.is_part, parts)):
-                    return True
-        return False
-
-
-KINDS = {
-    "images": Kind(
-        columns=(
-            "images", "image", "pictures", "picture", "image_path", "image_paths", "image_url",
-            "image_urls",
-        ),
-        parts=("image", "image_url", "input_image"),
-    ),
-}  # fmt: skip
-"""Kinds by the folder of the package that reads them."""
-MEDIA = (
-    *(name for kind in KINDS.values() for name in kind.columns),
-    *("videos", "video", "audios", "audio", "video_path", "audio_path"),
-)
+IMAGES = "images"
+"""Kind of an attachment in a record, and the folder of the package that reads it."""
+IMAGE_COLUMNS = (
+    "images", "image", "pictures", "picture", "image_path", "image_paths", "image_url",
+    "image_urls",
+)  # fmt: skip
+"""Names of columns of images, in lower case."""
+MEDIA = (*IMAGE_COLUMNS, "videos", "video", "audios", "audio", "video_path", "audio_path")
 """Columns without which the task is another one."""
 MARK = "\ufffc"
 """Place of an attachment in a message's content."""
@@ -76,7 +42,7 @@ class Attached(Protocol):
 class Attachments(Protocol):
     """Interface of the attachments of a run's data, and of what prepares them for the model.
 
-    A folder of ``KINDS`` has ``open_attachments(section) -> Attachments | None``, where None is for
+    The folder has ``open_attachments(section) -> Attachments | None``, where None is for
     a model that reads text alone, and ``thumbnail(attachment) -> (name, data URL)``.
     """
 
@@ -115,7 +81,7 @@ class Attachments(Protocol):
 
 
 class Folder(Protocol):
-    """Interface of a folder of ``KINDS``."""
+    """Interface of the folder."""
 
     def open_attachments(self, section: ModelSection) -> Attachments | None:
         """The attachments of a model's data; None for a model that reads text alone."""
@@ -124,21 +90,31 @@ class Folder(Protocol):
         """Name and data URL, which is empty where there is nothing to show."""
 
 
-def kind_of(row: Mapping[str, Any]) -> str | None:
-    """The kind of a row's attachments; None for a row of text."""
-    for name, kind in KINDS.items():
-        if kind.is_in(row):
-            return name
-    return None
+def is_image(part: Any) -> bool:
+    """Whether a part of a message's content is an image, in the forms of Transformers and
+    OpenAI."""
+    return isinstance(part, dict) and part.get("type") in ("image", "image_url", "input_image")
+
+
+def has_images(row: Mapping[str, Any]) -> bool:
+    """Whether a row has an image, in a column or in a message."""
+    for name, value in row.items():
+        if str(name).casefold() in IMAGE_COLUMNS and not is_empty(value):
+            return True
+        if type(value) is str:
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            parts = each.get("content") if isinstance(each, dict) else None
+            if isinstance(parts, list) and any(map(is_image, parts)):
+                return True
+    return False
 
 
 def folder_of(kind: str, asked: str) -> Folder:
     """The folder that reads a kind of attachments; ``asked`` says what needs it. Raises DataError:
     there is no such kind; ConfigError: the folder is not there."""
-    if kind not in KINDS:
-        raise DataError(
-            f"{asked} has an attachment of kind {kind!r:.40}; known: {', '.join(KINDS)}"
-        )
+    if kind != IMAGES:
+        raise DataError(f"{asked} has an attachment of kind {kind!r:.40}; known: {IMAGES}")
     found: Folder = installation.slice_for(kind, asked)
     return found
 

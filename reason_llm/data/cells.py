@@ -17,6 +17,8 @@ WEIGHT_COLUMNS = ("weight", "sample_weight", "loss_weight", "loss_scale", "loss_
 _NEVER_IGNORED = {
     **dict.fromkeys(MEDIA, "the model would be asked without it"),
     **dict.fromkeys(WEIGHT_COLUMNS, "every row counts the same"),
+    "plus_input": "only the base tests would be run; evalplus's sets of the Hub have all of them",
+    "history": "the model would be asked without the earlier turns",  # LLaMA-Factory's
 }
 """Columns without which the task is another one, in lower case."""
 
@@ -117,7 +119,7 @@ class Cells:
         fix = f"set {option} to one of these, or make such a column by data.preprocess"
         if option == "data.form":
             fix = (
-                "rename the columns by data.preprocess, or set data.form to the form that the rows "
+                "make such columns by data.preprocess, or set data.form to the form that the rows "
                 "have"
             )
         raise DataError(

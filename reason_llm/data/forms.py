@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product, takewhile
@@ -22,7 +21,6 @@ from reason_llm.data.cells import Cells
 from reason_llm.data.choices import Choices, check_no_wrong_choices, read_choices
 from reason_llm.data.golds import (
     NO_VALUES,
-    gold_of_text,
     has_answer,
     number_of,
     read_gold,
@@ -76,15 +74,6 @@ LABEL_COLUMNS = ("label", "kto_tag")
 SIDES = ("chosen", "rejected")
 """Sides of a preference."""
 SIDE_COLUMNS = (("chosen", "chosen_response"), ("rejected", "rejected_response"))
-SCORE_COLUMNS = ("score_{}", "{}_score", "rating_{}", "{}_rating", "{}-rating")
-"""Columns with a number for each side."""
-_NUMBERED = re.compile(
-    r"(?:response|completion|answer|output|human_ref|reply|generation|candidate|text|message)s?"
-    r"[_ -]?(?:[0-9]|[A-Da-d])"
-)
-_VERDICT = re.compile(r"(?i)prefer|winner|better|score|rating|rank|label|judg|vote|safer|overall")
-ANSWER_LISTS = ("responses", "completions", "candidates", "answers", "generations", "outputs")
-"""Columns with several answers to one prompt."""
 FORMS = {
     "preferences": ({"chosen", "rejected"}, "stage=preference and preference.name=dpo"),
     "labels": ({"completion", "label"}, "stage=preference and preference.name=kto"),
@@ -172,8 +161,6 @@ class Completed:
     value: float = 0.0
     """Score of a demonstration, where that is asked for; margin of a preference, by how
     much the chosen one is better; of a judged completion +1 for good, -1 for bad."""
-    label: str = field(default="", compare=False)
-    """The label of a judged completion, as the row has it."""
     sampled: Sampled | None = None
     extras: TemplateExtras = NO_EXTRAS
     """Arguments of the chat template from the row: tools and others."""
@@ -272,42 +259,12 @@ def read_demonstration(where: str, row: Row, columns: ColumnsSection) -> Complet
         or has_completion
         or not isinstance(from_json_text(where, whole, cells.row[whole]), list)
     ):
-        example = _completed(cells, _completion_column(cells), learns_history=True)
+        example = _completed(cells, _completion_column(cells))
     else:
         example = _whole(cells, whole)
     if any(cells.row.get(name) is False for name in LABEL_COLUMNS):
         example = replace(example, doubt="the row is labelled false, and its answer is learned")
     return replace(example, ignored=cells.ignored())
-
-
-def read_demonstrated(
-    where: str, row: Row, columns: ColumnsSection, *, label: bool = False, marked: bool = True
-) -> Problem:
-    """A row for supervised fine-tuning as the problem that its last answer solves: held out, its
-    answer is sampled and checked. The gold answer is a column of its own or is in that answer.
-
-    Args:
-        label: the gold answer is a whole label, as ``read_problem`` has it.
-        marked: the gold answer has to be marked in the answer; otherwise a whole text is one.
-    """
-    example = read_demonstration(where, row, columns)
-    *asked, last = [*example.messages, *example.completions[0]]
-    cells = Cells(where, row, columns)
-    if columns.answer is None and has_answer(cells):
-        gold, doubt = read_gold(cells, is_label=label)
-    else:
-        gold, doubt = gold_of_text(last["content"], label), ""
-    if not gold or (marked and not label and gold == last["content"].strip()):
-        raise DataError(
-            f"{where}: a held-out part of the rows is checked by generation, and this row has no "
-            "gold answer: none in a column such as answer, and none in its last answer behind "
-            "####, in \\boxed{} or in <answer> tags; set eval.rows in place of data.eval, which "
-            "measures the loss, or for labels the reward exact"
-        )
-    text = asked[-1]["content"] if example.is_text else None
-    return Problem(
-        where, asked, gold, text, extras=example.extras, ignored=example.ignored, doubt=doubt
-    )
 
 
 def read_document(where: str, row: Row, columns: ColumnsSection) -> TextDocument:
@@ -332,19 +289,13 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
     if columns.prompt is None and cells.find(PROMPT_COLUMNS) is None:
         given = cells.find(("input",), filled=True)  # distilabel's Orca pairs
         cells = Cells(where, row, columns.model_copy(update={"prompt": given}))
-    margin = number_in(where, "margin", cells["margin"]) if "margin" in cells else 0.0
-    if margin < 0:
-        raise DataError(
-            f"{where}: 'margin' is {margin:g}, so the rejected side would be better; swap the "
-            "sides or remove the row"
-        )
+    margin = _read_margin(where, cells["margin"]) if "margin" in cells else 0.0
     last = ""
     whole = cells.find(CHAT_COLUMNS)
     has_one_side = cells.find(SIDE_COLUMNS[0]) is None and cells.find(SIDE_COLUMNS[1]) is not None
     if has_one_side and whole is not None and _ends_with_an_answer(cells, whole):
         cells = _with_last_answer(cells, whole, SIDES[0])
         last = f"the last message of column {whole!r}"
-    _check_sides(cells)
     names = [cells.column(None, usual, "data.form") for usual in SIDE_COLUMNS]
     sides = [from_json_text(where, name, cells[name]) for name in names]
     prompt = _prompt_of_sides(cells)
@@ -370,36 +321,7 @@ def read_preference(where: str, row: Row, columns: ColumnsSection) -> Completed:
         value=margin,
         origin=origin,
         ignored=cells.ignored(),
-        doubt=example.doubt or _doubt_of_scores(cells.row),
     )
-
-
-def _check_sides(cells: Cells) -> None:
-    """Raise DataError for a row with several answers, none of them under the name of a side."""
-    if any(cells.find(usual) is not None for usual in SIDE_COLUMNS):
-        return
-    _check_no_steps(cells)
-    names = [str(name) for name in cells.row]
-    answers = [name for name in names if _NUMBERED.fullmatch(name)]
-    answers = answers if len(answers) > 1 else [name for name in names if name in ANSWER_LISTS]
-    if answers:
-        verdicts = ", ".join(name for name in names if _VERDICT.search(name)) or "another column"
-        raise DataError(
-            f"{cells.where}: has several answers in {', '.join(map(repr, answers))}, and which is "
-            f"the better one only in {verdicts}; return 'chosen' and 'rejected' by data.preprocess"
-        )
-
-
-def _doubt_of_scores(row: Row) -> str:
-    """Why chosen may be rejected: the row has a number for each of them; empty where it is
-    clear."""
-    for name in SCORE_COLUMNS:
-        columns = [name.format(side) for side in SIDES]
-        with suppress(DataError):
-            chosen, rejected = (number_in("", each, row.get(each)) for each in columns)
-            order = "below" if chosen < rejected else "equal to" if chosen == rejected else ""
-            return f"{columns[0]} is {order} that of rejected" if order else ""
-    return ""
 
 
 def _ends_with_an_answer(cells: Cells, column: str) -> bool:
@@ -427,16 +349,14 @@ def read_labelled(where: str, row: Row, columns: ColumnsSection) -> Completed:
     label = cells[name]
     meant = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": -1.0}
     meant |= {"desirable": 1.0, "undesirable": -1.0}
-    meant |= dict.fromkeys(("0", "0.0", "-1", "-1.0"), -1.0)
+    meant |= dict.fromkeys(("0", "0.0"), -1.0)
     value = meant.get(str(label).strip().casefold())
     if value is None:
         raise DataError(
-            f"{where}: {name!r} is {shown(label)}; expected true or false (1, or 0 or "
-            "-1); fix the row"
+            f"{where}: {name!r} is {shown(label)}; expected true or false (1 or 0); fix the row, "
+            "or drop it by data.preprocess"
         )
-    return replace(
-        example, value=value, ignored=cells.ignored(), label=str(label).strip().removesuffix(".0")
-    )
+    return replace(example, value=value, ignored=cells.ignored())
 
 
 def option_for(row: Row, form: str, columns: ColumnsSection) -> str | None:
@@ -464,14 +384,17 @@ def option_for(row: Row, form: str, columns: ColumnsSection) -> str | None:
     return None if form in fits else next((FORMS[each][1] for each in fits if each in FORMS), None)
 
 
-def number_in(where: str, column: str, value: Any) -> float:
-    """A finite number, which may be written as text, as in a .csv file."""
+def _read_margin(where: str, value: Any) -> float:
+    """A finite number of at least 0, which may be written as text, as in a .csv file."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
-        raise DataError(f"{where}: {column!r} is {shown(value)}; expected a number; fix the row")
+    if not math.isfinite(number) or number < 0:
+        raise DataError(
+            f"{where}: 'margin' is {shown(value)}; expected a number of at least 0; fix it, or "
+            "swap the sides where the rejected one is better"
+        )
     return number
 
 
@@ -483,8 +406,6 @@ class _PromptParts:
     is_text: bool
     extras: TemplateExtras
     choices: Choices | None
-    num_before_history: int
-    """Messages before the first one of the row's history, or before the prompt."""
 
     def with_text(self, text: str, is_before: bool = False) -> Self:
         """The prompt with a paragraph at the end, or at the start, of its last message."""
@@ -520,13 +441,9 @@ def _read_prompt(cells: Cells, column: str) -> _PromptParts:
             '{"role": …, "content": …} or a list of such that ends with a user message; fix the row'
         )
     _check_roles(cells.where, column, talk)
-    history = _history(cells, column)
-    messages = _with_system(cells, [*history, *talk.messages])
-    num_before = len(messages) - len(history) - len(talk.messages)
-    start = num_before if history else len(messages) - 1
-    asked = _PromptParts(
-        messages, talk.is_text, _read_extras(cells, messages), read_choices(cells), start
-    )
+    messages = _with_system(cells, talk.messages)
+    extras = _read_extras(cells, messages)
+    asked = _PromptParts(messages, talk.is_text, extras, read_choices(cells))
     for name in (*PASSAGE_COLUMNS, *JOINED_COLUMNS):
         joined = cells.find((name,), filled=True)
         if joined is None or joined == column:
@@ -546,24 +463,6 @@ def _read_prompt(cells: Cells, column: str) -> _PromptParts:
     if asked.choices is not None and not asked.choices.are_labelled_in(_written(asked.messages)):
         asked = asked.with_text(asked.choices.text)
     return asked
-
-
-def _history(cells: Cells, prompt: str) -> Messages:
-    """Earlier turns in LLaMA-Factory's column, unless it is the column of the prompt: pairs of a
-    user's and an assistant's text."""
-    column = cells.find(("history",), filled=True)
-    if column in (None, prompt):
-        return []
-    found: Messages = []
-    value = _parsed(cells[column]) if isinstance(cells[column], str) else cells[column]
-    for pair in value if isinstance(value, list) else [None]:
-        if not isinstance(pair, list) or [type(text) for text in pair] != [str, str]:
-            raise DataError(
-                f"{cells.where}: column {column!r} is {shown(cells[column])}; expected pairs of a "
-                "user's and an assistant's text; fix it, or name it in data.columns.ignore"
-            )
-        found += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    return found
 
 
 def _written(messages: Messages) -> str:
@@ -708,27 +607,15 @@ def _prompt_of_sides(cells: Cells) -> str | None:
     return None
 
 
-def _check_no_steps(cells: Cells) -> None:
-    """Raise DataError for a row with a label for each step of an answer."""
-    if isinstance(cells.row.get("labels"), list) and cells.find(("completions",)) is not None:
-        raise DataError(
-            f"{cells.where}: 'labels' are of the steps in 'completions', which no stage learns "
-            "from; join the steps to one 'completion' with one 'label' by data.preprocess"
-        )
-
-
 def _completion_column(cells: Cells) -> str:
     usual: Sequence[str] = COMPLETION_COLUMNS
     if cells.find(TOOL_COLUMNS, filled=True) is not None:
         usual = (*usual, CALLS_COLUMN)
-    if cells.columns.answer is None and cells.find(usual) is None:
-        _check_no_steps(cells)
     return cells.column(cells.columns.answer, usual, "data.columns.answer")
 
 
-def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Completed:
-    """A prompt with the completions in these columns; with ``learns_history``, the answers in the
-    row's history are learned, too."""
+def _completed(cells: Cells, *columns: str) -> Completed:
+    """A prompt with the completions in these columns."""
     if (sampled := _sampled(cells, columns)) is not None:
         return sampled
     talks = [_completion(cells, column) for column in columns]
@@ -736,11 +623,6 @@ def _completed(cells: Cells, *columns: str, learns_history: bool = False) -> Com
     _check_differ(cells.where, completions)
     asked = _read_prompt(cells, _prompt_column(cells, PROMPT_COLUMNS))
     untrained = frozenset(n for n, is_trained in enumerate(talks[0].trained) if not is_trained)
-    if learns_history and (first := asked.num_before_history) < len(asked.messages) - 1:
-        earlier = asked.messages[first + 1 :]
-        completions = ([*earlier, *completions[0]],)
-        untrained = frozenset(n + len(earlier) for n in untrained)
-        asked = replace(asked, messages=asked.messages[: first + 1], is_text=False)
     if len(talks) > 1 and not all(map(all, (talk.trained for talk in talks))):
         raise DataError(
             f"{cells.where}: a turn is masked (weight, train …), which preference stages do not "

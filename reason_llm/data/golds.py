@@ -27,8 +27,6 @@ from reason_llm.score.math import (
     last_answer_tags,
     last_boxes,
     matches,
-    outside_thinking,
-    stated_label,
 )
 
 ANSWER_COLUMNS = (
@@ -44,6 +42,10 @@ CHECKER_KEYS = ("inputs", "outputs", "assert_code", "fn_name", "func_name")
 """Keys of tests, and of the constraints that RLVR's sets check by a function."""
 _ENTITY = re.compile(r"&(?:[A-Za-z]{2,8}\d{0,2}|#\d{1,5}|#x[0-9a-fA-F]{1,5});")
 _DAMAGE = {
+    "control characters begin LaTeX commands; in JSON, write two backslashes for one": re.compile(
+        "\t(?:ext|imes|heta|frac|riangle)|\f(?:rac|orall)|\b(?:inom|eta|oxed|egin|ullet|ar)"
+        "|\r(?:ight|ho|angle|floor|ceil)|\v(?:ec|ar|ee|dots)|\a(?:lpha|ngle|pprox|rctan)"
+    ),
     "letters that a wrong encoding left (Ã©) are read as they stand": re.compile(
         r"Ã[^\x00-\x7f]|â€\S|Â[\xa0-\xbf]|\ufffd"
     ),
@@ -57,30 +59,21 @@ _DAMAGE = {
 """Marks of what another program did to a text."""
 _UNDAMAGED = bytes({*range(32, 256), *b"\n"} - {*b"&\\\x7f\xc3\xef"})
 """Bytes of UTF-8 that none of these marks has."""
-_DECIMAL_COMMA = re.compile(
+_TWO_WAYS = re.compile(
     r"[-+]?\d{1,3}(?:\.\d{3})++,\d++(?: ?[^\W\d_]{1,20}+| ?[%€$£])?+"
     r"|[-+]?\d{1,9},\d{1,2}"
     r"|[-+]?\d{1,9},(?:\d{1,2}|\d{4,9}) ?(?:[^\W\d_]|[%€$£°\\])[^,;]{0,20}+"
     r"|[€$£] ?[-+]?\d{1,9},(?:\d{1,2}|\d{4,9})"
     r"|\d{1,2}(?:,\d{2}(?!\d))++,\d{3}"
     r"|\d{1,3}(?: \d{3})++,\d++"
+    r"|(?:[€$£] ?)?+[-+]?[1-9]\d{0,2}(?:\.\d{3})++(?: ?(?:[^\W\d_]|[%€$£°\\])[^.,;]{0,30}+)?+"
+    r"|[-+]?\d++(?:\.\d++)?+[eE][-+]?\d++"
+    r"|\d{1,6}+ ?[-–] ?\d{1,6}+"
+    r"|[^\n]{0,60}?\d [^\W\d_]{1,20}+,? and \d[\d.,]*+ [^\W\d_][^\n]{0,60}+"
 )
-"""``1.234,5``, ``2,5``, one number with a comma and a unit or a currency, ``3,50 €``, and
-``12,34,567``."""
-_POINT = re.compile(
-    r"(?:[€$£] ?)?+[-+]?[1-9]\d{0,2}(?:\.\d{3})++(?: ?(?:[^\W\d_]|[%€$£°\\])[^.,;]{0,30}+)?+"
-)
-"""``1.250``, ``1.250.000`` and ``1.250 €``."""
-_TAILS = {
-    "t": "ext|imes|heta|frac|riangle", "f": "rac|orall", "b": "inom|eta|oxed|egin|ullet|ar",
-    "r": "ight|ho|angle|floor|ceil", "v": "ec|ar|ee|dots", "a": "lpha|ngle|pprox|rctan",
-}  # fmt: skip
-"""Ends of LaTeX commands, by first letters that are escapes of JSON or Python."""
-_ESCAPED = dict(zip(_TAILS, "\t\f\b\r\v\a", strict=True))
-_DAMAGED = re.compile("|".join(f"{_ESCAPED[name]}({tails})" for name, tails in _TAILS.items()))
-_EXPONENT = re.compile(r"[-+]?\d++(?:\.\d++)?+[eE][-+]?\d++")
-_QUANTITIES = re.compile(r"\d [^\W\d_]{1,20}+,? and \d[\d.,]*+ [^\W\d_]")
-"""``2 hours and 30 minutes``."""
+"""``1.234,5``, ``2,5``, one number with a comma and a unit or a currency, ``3,50 €`` and
+``12,34,567``; ``1.250`` and ``1.250 €``; ``1e3``; ``20 - 30``; and ``1 day, 2 hours
+and 30 minutes``."""
 _WITH_SUFFIX = re.compile(
     r"([-+]?\d{1,3}(?:_\d{3})++)|([-+]?\d[\d.,]*+) ?(?:[kKMB]|bn|[^\W\d_a-zA-Z]{1,10}+)"
 )
@@ -89,7 +82,6 @@ _HYPHEN = re.compile(r"(?<![\w)])[\u2010\u2011\u2043\ufe63](?=[\d.])")
 """Signs that look like a minus and are hyphens."""
 _OR = re.compile(r"(?<=[\d)}$]) ?(?:或者|或|oder|ou|или) ?(?=[\d$\\(a-z-])")
 """Words of other languages between two values."""
-_RANGE = re.compile(r"(\d{1,6}+) ?[-–] ?(\d{1,6}+)")
 _REMARK = re.compile(r"([-+]?\d[\d.,/]*+) \(([^\W\d_]{3,20}+(?: [^\W\d_]{1,20}+){0,3})\)")
 """A number with its unit in brackets: ASDiv's ``16 (apples)``."""
 JUDGE_SECONDS = 2.0
@@ -195,15 +187,6 @@ def number_of(text: str) -> str:
     return answer if is_one and not damage(text) else ""
 
 
-def gold_of_text(text: str, is_label: bool) -> str:
-    """The gold answer in an assistant's answer: a label, or what is marked, or else the whole
-    text; empty where the marks hold no single answer."""
-    if is_label:
-        return stated_label(text) or ""
-    tagged = last_answer_tags(text)
-    return gold_answer(outside_thinking(text)) if tagged is None else tagged
-
-
 def _is_for_a_checker(answer: str) -> bool:
     """Whether a gold answer is JSON that only a program can read."""
     if not answer.startswith("{"):
@@ -223,26 +206,14 @@ def _doubt(text: str, answer: str) -> str:
         return NO_VALUE
     if answer.casefold() in MAYBE_NO_VALUES:
         return "the gold answer is none or undefined; remove the row if it has no answer"
-    if answer.startswith(("{'", "('")):
-        return "the gold answer is a Python value: only the same words are accepted"
-    if _DECIMAL_COMMA.fullmatch(answer):
+    if answer.startswith(("{'", "('")) or "|||" in answer:
+        return "several values are one gold answer: only all of them, as written, are accepted"
+    if text and _TWO_WAYS.fullmatch(answer):
         return (
-            "a comma of the gold answer is read as one between two numbers, not as a part of one; "
-            "write 6.5 for 6,5"
+            "the gold answer can be read in two ways: commas and the word and separate values, a "
+            "point is a decimal point, e is a power of ten, and a hyphen is a minus; write it "
+            "without them, such as 6.5 for 6,5"
         )
-    if text and _POINT.fullmatch(answer):
-        return (
-            "a point of the gold answer is read as a decimal point, not as one of thousands; write "
-            "1250 for 1.250 if it is one"
-        )
-    if text and _EXPONENT.fullmatch(answer):
-        return "an e of the gold answer is read as a power of ten"
-    if "|||" in answer:
-        return "the gold answer has several values: only all of them, as written, are accepted"
-    if _QUANTITIES.search(answer) is not None:
-        return "several quantities of the gold answer are several answers, not their sum"
-    if (span := _RANGE.fullmatch(answer)) is not None and int(span[1]) < int(span[2]):
-        return "the gold answer is read as a difference, not as a range"
     if hashed_answer(text) is not None:
         return ""
     if has_box(text):
@@ -260,12 +231,9 @@ def damage(text: str) -> str:
     that took the first letter of a LaTeX command; empty without damage."""
     if not text.encode(errors="replace").translate(None, _UNDAMAGED):
         return ""
-    if (found := _DAMAGED.search(text)) is None or found.lastindex is None:
-        if without_entities(text) != text:
-            return "HTML entities (&lt;) are read as they stand"
-        return next((says for says, mark in _DAMAGE.items() if mark.search(text)), "")
-    command = list(_TAILS)[found.lastindex - 1] + found[found.lastindex]
-    return f"a control character begins \\{command}: in JSON, write two backslashes for one"
+    if without_entities(text) != text:
+        return "HTML entities (&lt;) are read as they stand"
+    return next((says for says, mark in _DAMAGE.items() if mark.search(text)), "")
 
 
 def unpaid(answer: str, question: str) -> str:
@@ -324,13 +292,7 @@ def _unwrapped(where: str, column: str, value: Any) -> Any:
 def read_tests(cells: Cells) -> str:
     """The tests of a row as JSON."""
     row = cells.row
-    if (named := cells.columns.answer) is None and {"base_input", "plus_input"} <= row.keys():
-        raise DataError(
-            f"{cells.where}: the row is of evalplus's own file, whose plus_input has inputs alone, "
-            "so that only the base tests could be run; give evalplus/humanevalplus or "
-            "evalplus/mbppplus of the Hub, or a folder with a copy, where they are assertions"
-        )
-    if named is not None:
+    if (named := cells.columns.answer) is not None:
         column = cells.column(named, (), "data.columns.answer")
         row = {
             **{name: row[name] for name in (*EXTRA_COLUMNS, "metadata") if name in row},

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from reason_llm.config import ColumnsSection, Config, share_of
-from reason_llm.data.attachments import Attachments, attached, folder_of, kind_of
+from reason_llm.data.attachments import IMAGES, Attachments, attached, folder_of, has_images
 from reason_llm.data.cells import Cells
 from reason_llm.data.faults import Faults
 from reason_llm.data.forms import (
@@ -32,7 +31,6 @@ from reason_llm.data.forms import (
     TextDocument,
     option_for,
     plain_problem,
-    read_demonstrated,
     read_demonstration,
     read_document,
     read_labelled,
@@ -72,9 +70,6 @@ LABEL_REWARD = "exact"
 """With this one first, the gold answer is the whole text of its column."""
 _LABEL = re.compile(r"[^\W\d_]{2,30}+(?:[ _/&-]{1,3}[^\W\d_]{1,30}+){0,4}")
 """A label of up to five words."""
-MOST_LABEL_CHARACTERS = 200
-MIN_LABELLED = 0.9
-"""Fraction of the rows of a set whose answers have to be labels in words."""
 _YES_OR_NO = frozenset({"yes", "no", "true", "false"})
 _CHOICE = re.compile(r"\\(?:textbf|text|mathrm)\{\(([A-J])\)[ ~\\]*\}?+ ?\S")
 """``\\textbf{(B) } 6``, as in AMC's solutions."""
@@ -352,8 +347,6 @@ class _SetReader:
         except DataError as error:
             self.fault(error)
         self._note_labels(data_set, examples)
-        is_label = self.config.score.rewards[0].name == LABEL_REWARD
-        _note_spellings(data_set, examples, is_label and data_set.is_asked)
         return examples
 
     def _note_labels(self, data_set: DataSet, examples: list[Example]) -> None:
@@ -516,8 +509,6 @@ class _SetReader:
             )
         if isinstance(example, Completed) and example.origin:
             data_set.origins.setdefault(example.origin)
-        if isinstance(example, Completed) and example.label:
-            data_set.labels.setdefault(example.label)
         if example.ignored:
             self._note_ignored(data_set, example, row)
         for each in filter(None, dict.fromkeys(self._doubts(example))):
@@ -531,7 +522,7 @@ class _SetReader:
             data_set.form == "problems"
             and not (self.preprocess or self.player or self.extra_columns)
             and not (columns.prompt or columns.answer or columns.ignore)
-            and not (self._is_demonstrated(data_set) or is_played(data_set.source))
+            and not is_played(data_set.source)
             and self.judge not in CODE_REWARDS
             and self.config.score.rewards[0].name != LABEL_REWARD
             and not any(
@@ -564,7 +555,7 @@ class _SetReader:
         """The option with which a row of another form would be read; None if there is none."""
         section = self.config.data
         option = option_for(row, data_set.form, section.columns)
-        if option is None or self._is_demonstrated(data_set):
+        if option is None:
             return None
         if not data_set.is_training and data_set.form != section.form:
             option = "eval.rows in the place of data.eval and eval.sets, if rows are learned"
@@ -632,11 +623,10 @@ class _SetReader:
         if given := self.config.data.columns.ignore:
             ignored = {*map(str.casefold, given)}
             row = {n: v for n, v in row.items() if n.casefold() not in ignored}
-        kind = kind_of(row)
-        if kind is None:
+        if not has_images(row):
             return None
         if not self.attachments_opened:
-            folder = folder_of(kind, f"{where}: a row with {kind}")
+            folder = folder_of(IMAGES, f"{where}: a row with {IMAGES}")
             self.attachments = folder.open_attachments(self.config.model)
             self.attachments_opened = True
         return self.attachments
@@ -682,18 +672,8 @@ class _SetReader:
         check_made(f"{where}: {what} returned a row that cannot be used", made)
         return made
 
-    def _is_demonstrated(self, data_set: DataSet) -> bool:
-        """Whether a set's problems are a held-out share of demonstrations."""
-        is_share = data_set.is_asked and data_set.share is not None
-        return is_share and self.config.data.form == "demonstrations"
-
     def _of_form(self, data_set: DataSet, where: str, row: Row) -> Problem | Learned:
         columns = self.config.data.columns
-        if self._is_demonstrated(data_set):
-            judge = self.config.score.rewards[0]
-            is_label, marked = judge.name == LABEL_REWARD, judge.kind in MATH_REWARDS
-            asked = read_demonstrated(where, row, columns, label=is_label, marked=marked)
-            return self._with_extra(asked, row)
         if data_set.form == "demonstrations":
             return read_demonstration(where, row, columns)
         if not data_set.is_asked:
@@ -864,41 +844,6 @@ class _SetReader:
         for unit in [rows] if is_pair else [(row,) for row in rows]:
             data_set.units.append(unit)
         return None
-
-
-def _note_spellings(data_set: DataSet, examples: Sequence[Example], are_labels: bool) -> None:
-    """Note gold answers, or answers to learn, that are one of a few labels and differ from its most
-    frequent spelling by case or space alone. Unless ``are_labels``, most have to be words."""
-    spelled: dict[str, Counter[str]] = {}
-    for label, count in Counter(map(_label_of, examples)).items():
-        if len(label) > MOST_LABEL_CHARACTERS:
-            return
-        spelled.setdefault(" ".join(label.casefold().split()), Counter())[label] = count
-    if not 1 < len(spelled) <= len(examples) / 2:
-        return
-    if not are_labels:
-        # A few labels such as n/a or ? say nothing of the others.
-        spelled = {folded: found for folded, found in spelled.items() if _LABEL.fullmatch(folded)}
-        if sum(map(Counter.total, spelled.values())) < MIN_LABELLED * len(examples):
-            return
-    usual = {folded: found.most_common(1)[0][0] for folded, found in spelled.items()}
-    other = [
-        (label, each.where)
-        for each in examples
-        if (label := _label_of(each)) != usual.get(" ".join(label.casefold().split()), label)
-    ]
-    if other:
-        label = other[0][0]
-        like = usual[" ".join(label.casefold().split())]
-        says = f"labels are spelled differently by case or space, such as {label!r} for {like!r},"
-        data_set.doubts[says] = [where for _, where in other]
-
-
-def _label_of(example: Example) -> str:
-    """The gold answer, or the last answer of a demonstration."""
-    if isinstance(example, Asked):
-        return example.answer
-    return "" if isinstance(example, TextDocument) else example.completions[0][-1]["content"]
 
 
 def _messages_of(example: Problem | Completed) -> Messages:

@@ -32,13 +32,8 @@ def load_function(where: str, option: str) -> Callable[..., Any]:
     path = installation.file(name)
     if not colon or path.suffix != ".py" or not function.isidentifier():
         raise ConfigError(f"{option}={where!r} must be path/to/file.py:function; write it so")
-    if not path.is_file() and ".py:" in name:
-        raise ConfigError(
-            f"{option}={where} names several functions; name one (a list of rewards takes several, "
-            "each as an item of its own)"
-        )
     if not path.is_file():
-        raise ConfigError(f"{option}={where}: {path} does not exist; check the path")
+        raise ConfigError(f"{option}={where}: {path} does not exist; name one file and function")
     installed = _installed_name(path)
     spec = importlib.util.spec_from_file_location(f"reason_llm_custom_{path.stem}", path)
     assert spec is not None and spec.loader is not None

@@ -302,23 +302,14 @@ class Renderer:
             raise ConfigError(f"{source}, line {line}: {problem}; fix that line")
         if text is None:
             raise DataError(
-                f"{where}: {source} fails on it ({problem}); {self._fix_of_failure(messages)}"
+                f"{where}: {source} fails on it ({problem}); fix the row, set "
+                "data.template_arguments to what the template asks for, or take another "
+                "data.template (of a system message that it refuses, remove it, or set "
+                "data.system_prompt=none)"
             )
         if not text.strip():
             raise DataError(f"{where}: {source} writes no text for it; fix it")
         return text
-
-    def _fix_of_failure(self, messages: Messages) -> str:
-        """The fix for a conversation on which the template fails."""
-        fixes = "fix the row, set data.template_arguments to what the template asks for"
-        first = messages[0] if messages else {}
-        if any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
-            return "take a model whose template writes calls and results of tools, or " + fixes
-        if first.get("role") == "system" and first["content"] == self.system_prompt:
-            return f"{fixes}, or set data.system_prompt=none if it takes no system message"
-        if first.get("role") in SYSTEM_ROLES:
-            return f"{fixes}, or remove the row's system message if it takes none"
-        return f"{fixes}, or take another data.template"
 
     def marked(self, messages: Messages) -> Messages:
         """The messages with marks for the control tokens that they spell: all of them, but in the

@@ -118,13 +118,9 @@ def _read(source: str, split: str, given: Mapping[str, RowSequence]) -> Read:
             "eval.sets"
         ) from error
     except UnicodeDecodeError as error:
-        what, save = f"not UTF-8 at byte {error.start}", "save it as UTF-8"
-        if path.suffix.lower() in (".csv", ".tsv"):
-            save += ", in Excel as CSV UTF-8"
-        with open_regular(path) as file:
-            if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
-                what = "UTF-16 (Excel's Unicode text)"
-        raise DataError(f"{source}: {what}; {save}") from error
+        raise DataError(
+            f"{source}: not UTF-8 at byte {error.start}; save it as UTF-8, in Excel as CSV UTF-8"
+        ) from error
     except OSError as error:
         raise DataError(
             f"data file {source} cannot be read: {error.strerror or one_line(error)}; give a file "
@@ -158,14 +154,10 @@ def _json_rows(path: Path) -> Read:
             f"{path}: not valid JSON ({one_line(error)}); expected a list of objects"
         ) from error
     if not isinstance(rows, list):
-        members = rows if isinstance(rows, dict) else {}
-        names = [name for name, value in members.items() if isinstance(value, list)]
-        problem = f"{path}: holds {type(rows).__name__}; expected a list of objects"
-        if names:
-            problem += f": write the list in {names[0]!r} alone"
-        elif members and all(isinstance(value, dict) for value in members.values()):
-            problem += ": of a DataFrame, to_json(…, orient='records')"
-        raise DataError(problem)
+        raise DataError(
+            f"{path}: holds {type(rows).__name__}; expected a list of objects, without another "
+            "around it; of a DataFrame, write to_json(…, orient='records')"
+        )
     yield from _numbered(str(path), rows)
 
 
@@ -398,24 +390,6 @@ def gym_tasks(source: str) -> Any:
             f"{source}: reasoning-gym makes no such tasks ({one_line(error)[:200]}); write "
             "gym:NAME?size=2000&seed=1&OPTION=VALUE with options of that generator"
         ) from error
-
-
-def shared_gym_tasks(training: str, held_out: str) -> str | None:
-    """The number of tasks that two sources of one generator with the same options share, and the
-    fix; None without any. Task i of reasoning-gym follows from seed + i."""
-    if not (training.startswith(GYM) and held_out.startswith(GYM)):
-        return None
-    one, two = (dict(vars(gym_tasks(source).config)) for source in (training, held_out))
-    first, last = one.pop("seed"), two.pop("seed")
-    size, held_out_size = one.pop("size"), two.pop("size")
-    shared = min(first + size, last + held_out_size) - max(first, last)
-    names = {source.partition("?")[0] for source in (training, held_out)}
-    if len(names) > 1 or one != two or shared <= 0:
-        return None
-    return (
-        f"{held_out} shares {shared} of its {held_out_size} tasks with {training}, since task i "
-        f"follows from seed + i; give it seed={first + size} or more"
-    )
 
 
 def _parsed(text: str) -> Any:

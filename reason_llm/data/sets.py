@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import chain, islice, product
+from itertools import chain
 from string import digits, whitespace
 
 import numpy as np
@@ -16,8 +16,6 @@ import orjson
 from reason_llm.data.attachments import Attachments, attached
 from reason_llm.data.forms import Example, PlainProblem, TextDocument
 from reason_llm.data.packed import Joined, Prompts, Units
-from reason_llm.data.rows import shared_gym_tasks
-from reason_llm.data.token_rows import NUM_ROWS_CHECKED
 from reason_llm.errors import DataError, printable
 from reason_llm.rollout import Prompt, TokenRow
 
@@ -69,8 +67,6 @@ class DataSet:
     """Columns that nothing reads but reward functions that take ``**kwargs``: rows, as above."""
     doubts: dict[str, list[str]] = field(default_factory=dict)
     """Rows that may mean something else than it seems, by the reason."""
-    labels: dict[str, None] = field(default_factory=dict)
-    """Labels of judged completions, as the rows have them."""
     contradictions: dict[str, str] = field(default_factory=dict)
     """Two places with different gold answers, for each question that has such."""
     origins: dict[str, None] = field(default_factory=dict)
@@ -130,11 +126,6 @@ class DataSet:
             rows = _rows(len(places))
             rows = rows if self.is_training else rows.replace(" row", " held-out row")
             lines.append(f"{says} in {rows}, the first is {places[0]}{has_fix}{fix}")
-        if {"0", "-1"} <= self.labels.keys():
-            lines.append(
-                "labels 0 and -1 are both read as bad; if 0 means no vote, drop such rows by "
-                "data.preprocess"
-            )
         if self.contradictions:
             count, first = len(self.contradictions), next(iter(self.contradictions.values()))
             has = "1 question has" if count == 1 else f"{count:,} questions have"
@@ -216,18 +207,6 @@ class Data:
         """Prompts of all held-out sets."""
         return Joined([data_set.prompts for data_set in self.held_out])
 
-    @property
-    def imitated(self) -> list[TokenRow]:
-        """The first rows that a policy learns to write: chosen sides, and labels that are not
-        bad."""
-        rows = (
-            unit[0]
-            for data_set in self.training
-            for unit in data_set.units
-            if data_set.form != "labels" or unit[0].value >= 0
-        )
-        return list(islice(rows, NUM_ROWS_CHECKED))
-
     def with_digests(self) -> "Data":
         """The data with ``digests``."""
         content, columns, has_columns = hashlib.sha256(), hashlib.sha256(), False
@@ -269,9 +248,6 @@ class Data:
         dropped = any(data_set.dropped["data.contamination"] for data_set in self.training)
         if not self.contamination or dropped:
             return None
-        for one, other in product(self.training, self.held_out):
-            if shared := shared_gym_tasks(one.source, other.source):
-                return printable(shared)
         ours, theirs = self.contamination[0]
         return printable(
             f"training rows with questions of an evaluation set: {len(self.contamination)}, such "

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
-NUM_ROWS_CHECKED = 100
 THINK = "<think>"
 _PROBE = "Yes, indeed."
 _Row = tuple[list[int], list[bool]]
@@ -155,6 +154,11 @@ def _rows(
         name = f"{where}, {SIDES[number]}" if len(example.completions) > 1 else where
         if example.sampled is not None:
             ids, trained = _as_sampled(name, example.sampled, number, renderer)
+            if number == 0 <= example.value and ids[-1] not in end_token_ids:
+                raise DataError(
+                    f"{name}: the completion has no end token, so a policy would learn never to "
+                    "stop; remove the row"
+                )
         else:
             ids, trained = yield from _row(
                 name, example, completion, with_extras, end_token_ids, note
@@ -195,42 +199,6 @@ def _turns(example: Completed) -> list[Completed]:
 def prompt_tokens(row: TokenRow) -> int:
     """The number of tokens before the first learned one."""
     return row.trained.index(True)
-
-
-def check_ends(
-    rows: Sequence[TokenRow],
-    end_token_ids: Collection[int],
-    tokenizer: "PreTrainedTokenizerBase",
-) -> list[str]:
-    """Lines on the first 100 rows: how many end with an end token, whether their ids are those of
-    their text tokenised as a whole, and how many BOS tokens they have. Rows of documents need no
-    end token.
-
-    Raises:
-        DataError: a completion without an end token, of which a policy would learn never to stop; a
-            row that begins twice.
-    """
-    rows = rows[:NUM_ROWS_CHECKED]
-    bos = _bos(tokenizer, end_token_ids)
-    ended = whole = 0
-    begins: set[int] = set()
-    for row in rows:
-        last = row.ids[len(row.ids) - 1 - row.trained[::-1].index(True)]
-        ended += last in end_token_ids
-        if last not in end_token_ids and not all(row.trained[1:]):
-            raise DataError(
-                f"{row.name}: its last learned token is {tokenizer.convert_ids_to_tokens(last)!r}, "
-                "and no end token; a policy would learn never to stop: fix data.template"
-            )
-        _check_begin(row.name, row.ids, bos)
-        begins.add(row.ids.count(bos))
-        text = tokenizer.decode(row.ids, clean_up_tokenization_spaces=False)
-        whole += tuple(tokenizer.encode(text, add_special_tokens=False)) == row.ids
-    begin = " or ".join(map(str, sorted(begins)))
-    return [
-        f"first {len(rows)} rows: {ended} end with an end token, {whole} have the ids of their "
-        f"text tokenised as a whole, BOS tokens in a row: {begin if bos is not None else 'none'}"
-    ]
 
 
 @lru_cache(maxsize=1)

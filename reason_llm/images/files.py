@@ -17,7 +17,8 @@ from typing import Any
 from PIL import Image as Pillow, ImageOps, UnidentifiedImageError
 
 from reason_llm.data import (
-    KINDS,
+    IMAGE_COLUMNS,
+    IMAGES,
     MARK,
     Completed,
     Example,
@@ -25,6 +26,7 @@ from reason_llm.data import (
     Problem,
     Row,
     is_empty,
+    is_image,
     shown,
     with_parts,
 )
@@ -50,11 +52,6 @@ TAG = "<image>"
 """Place of an image in the texts of LLaMA-Factory, ms-swift and verl."""
 
 
-NAME = "images"
-"""This folder's, in records."""
-KIND = KINDS[NAME]
-
-
 @dataclass(frozen=True, slots=True)
 class Image:
     """An image of a prompt. Its pixels are in no record."""
@@ -75,7 +72,7 @@ class Image:
     def record(self) -> Attachment:
         """The image as prompts and rows carry it."""
         about = {"path": self.path, "grid": [*self.grid]}
-        return Attachment(NAME, self.sha256, self.start, self.length, about)
+        return Attachment(IMAGES, self.sha256, self.start, self.length, about)
 
 
 def image_of(record: Attachment) -> Image:
@@ -145,7 +142,7 @@ def pictures_of(
         ignored: columns that are not read.
     """
     left_out = {name.casefold() for name in ignored}
-    names = [n for n in row if n.casefold() in KIND.columns and not is_empty(row[n])]
+    names = [n for n in row if n.casefold() in IMAGE_COLUMNS and not is_empty(row[n])]
     names = [name for name in names if name.casefold() not in left_out]
     if len(names) > 1:
         raise DataError(
@@ -226,7 +223,7 @@ def _marked(value: Any, cells: list[Any]) -> Any:
         return value
     parts = []
     for part in value["content"]:
-        if KIND.is_part(part):
+        if is_image(part):
             members = ("image", "image_url", "path", "url", "bytes")
             cell = next((part[name] for name in members if part.get(name) is not None), None)
             cells.append(cell)

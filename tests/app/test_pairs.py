@@ -178,12 +178,16 @@ def test_of_a_row_with_token_ids_no_control_token_of_its_text_is_told(tmp_path: 
     assert said == [] and "(<|im_start|>) are read as text" in line
 
 
-def test_no_end_is_asked_of_what_is_not_imitated(tmp_path: Path) -> None:
+def test_an_end_is_asked_only_of_what_is_imitated(tmp_path: Path) -> None:
     source = save(tmp_path, [group("1?", ("12", 1.0), ("34…", 0.0))])
-    for form in ("preferences", "labels"):
-        written(source, form)
-        rows = load(tmp_path / f"{form}.jsonl", form)
-        assert [row.ids[-1] for row in rows.imitated] == [END]
+    for form, name in (("preferences", "chosen_ids"), ("labels", "completion_ids")):
+        rows = written(source, form)
+        path = tmp_path / f"{form}.jsonl"
+        assert len(load(path, form).units) == len(rows)
+        rows[0][name] = rows[0][name][:-1]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with pytest.raises(DataError, match="the completion has no end token"):
+            load(path, form)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,6 @@ def test_pairs_stand_side_by_side(tmp_path: Path, of_form: Load) -> None:
     names = [f"{a}:1", f"{a}:1", f"{a}:2", f"{a}:2", f"{b}:1", f"{b}:1"]
     assert [each.name for unit in data.units for each in unit] == names
     assert [each.value for each in data.units[0]] == [2.0, 0.0]
-    assert data.imitated == [chosen for chosen, _ in data.units]
     assert data.held_out_rows is not None
     assert [each.group for each in data.held_out_rows.rows] == [0, 0, 1, 1]
 
@@ -245,10 +244,7 @@ def test_labels_and_texts(tmp_path: Path, of_form: Load) -> None:
         "all 2 rows are labelled good; KTO needs good and bad"
     ]
     mixed = of_form("labels", [train, good])
-    assert (mixed.notes(), [each.name for each in mixed.imitated]) == (
-        [unread, f"{good}: ignored columns: answer (2 rows)"],
-        [f"{good}:1", f"{good}:2"],
-    )
+    assert mixed.notes() == [unread, f"{good}: ignored columns: answer (2 rows)"]
     texts = of_form("texts", train, data__max_tokens=40, eval__rows=train)
     assert texts.held_out_rows is not None
     assert [len(each.ids) for each in texts.held_out_rows.rows] == [40, 21, 40, 21]

@@ -33,7 +33,7 @@ from reason_llm.data.forms import (
 from reason_llm.data.messages import Messages
 from reason_llm.data.render import Renderer
 from reason_llm.data.templates import shipped
-from reason_llm.data.token_rows import check_ends, prompt_tokens
+from reason_llm.data.token_rows import prompt_tokens
 from reason_llm.errors import DataError
 from reason_llm.model.base import load_tokenizer
 from reason_llm.rollout import TokenRow
@@ -412,8 +412,6 @@ def test_texts_without_a_template_are_read_as_they_are() -> None:
     # "What" is one token. The prompt is sampled from alone, so it keeps its own.
     assert list(row.ids) == [*by.token_ids("x", "Wh"), *by.token_ids("x", "at"), END]
     assert row.trained == (False, True, True)
-    (line,) = check_ends([row], [END], by.tokenizer)
-    assert "1 end with an end token, 0 have the ids of their text" in line
     ended = demonstration("x", [user("a b")], [assistant("c<|im_end|>")], is_text=True)
     assert list(one(ended, by).ids) == by.token_ids("x", "a bc<|im_end|>")
     for completion in ("c<|im_end|>d", "c<|im_end|><|im_end|>"):
@@ -460,36 +458,6 @@ def test_documents_are_cut_into_rows_of_the_context(tokenizer: Any) -> None:
     )  # one token alone teaches nothing
     assert len(render(TextDocument("x", text), by, 51, [END])) == 1
     assert one(TextDocument("x", "01<|im_end|>"), by).ids == (*by.token_ids("x", "01"), END)
-
-
-# --- the check before a run
-
-
-def test_check_ends(tokenizer: Any) -> None:
-    by = renderer(tokenizer)
-    rows = [one(ONE, by), one(TWO, by)] * 60
-    (line,) = check_ends(rows, [END], tokenizer)
-    assert line == (
-        "first 100 rows: 100 end with an end token, 100 have the ids of their text tokenised as a "
-        "whole, BOS tokens in a row: none"
-    )
-    parts = render(TextDocument("x", "0123456789" * 5), by, 20, [END])
-    assert "first 3 rows: 1 end with" in check_ends(parts, [END], tokenizer)[0]
-    row = one(ONE, by)
-    masked = TokenRow("x:8", row.ids, (*row.trained[:-1], False))
-    with pytest.raises(DataError, match=r"^x:8: its last learned token is '\.', and no end token"):
-        check_ends([row, masked], [END], tokenizer)
-
-
-def test_check_ends_counts_what_begins_a_row() -> None:
-    tokenizer = with_bos(adds_it=False)
-    row = one(ONE, renderer(tokenizer, WITH_BOS))
-    plain = one(ONE, renderer(tokenizer))
-    assert check_ends([row], [END], tokenizer)[0].endswith("BOS tokens in a row: 1")
-    assert check_ends([row, plain], [END], tokenizer)[0].endswith("BOS tokens in a row: 0 or 1")
-    twice = TokenRow("x:9", (0, *row.ids), (False, *row.trained))
-    with pytest.raises(DataError, match="x:9: begins with two BOS tokens"):
-        check_ends([twice], [END], tokenizer)
 
 
 # --- beside TRL

@@ -222,7 +222,6 @@ def test_rows_to_learn_from_show_what_is_learned(tmp_path: Path, call: Call) -> 
     )
     assert f"--- {train}:1, chosen, " in shown and f"--- {train}:1, rejected, " in shown
     assert "  learned tokens: min " in shown
-    assert "first 1 rows: 1 end with an end token, 1 have the ids of their text" in shown
     asked = "<|im_start|>user\nQ\\x1b[2J<|im_end|>\n<|im_start|>assistant\n\n"
     assert f", value 0.5\n{asked}--- learned, 9 tokens:\ngood one<|im_end|>\n" in shown
     assert f"tokens\n{asked}--- learned, 4 tokens:\nbad<|im_end|>\n1 error, " in shown

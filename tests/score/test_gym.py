@@ -54,25 +54,12 @@ def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
         rows("gym:chain_sum?size=9")
 
 
-@pytest.mark.parametrize(
-    ("held_out", "told"),
-    [
-        ("gym:chain_sum?size=200&seed=2&min_terms=3",
-         "gym:chain_sum?size=200&seed=2&min_terms=3 shares 199 of its 200 tasks with gym:chain_sum"
-         "?size=200&seed=1&min_terms=3, since task i follows from seed + i; give it seed=201 or "
-         "more"),
-        ("gym:chain_sum?min_terms=3&max_terms=6&seed=200&size=1", " shares 1 of its 1 tasks with "),
-        ("gym:chain_sum?size=200&seed=201&min_terms=3", None),
-        ("gym:chain_sum?size=200&seed=2&min_terms=3&max_terms=5", "; set data.contamination to"),
-    ],
-)  # fmt: skip
-def test_a_held_out_set_of_the_training_tasks_is_told_with_the_seed_that_is_not(
-    held_out: str, told: str | None, load: Callable[..., Data]
-) -> None:
-    warning = load(
-        "gym:chain_sum?size=200&seed=1&min_terms=3", data__eval=held_out, score__rewards="gym"
-    ).contamination_warning()
-    assert told in warning if told and warning else warning is told, warning
+@pytest.mark.parametrize("seed", [200, 201])
+def test_a_held_out_set_of_the_training_tasks_is_told(seed: int, load: Callable[..., Data]) -> None:
+    training, held_out = (f"gym:chain_sum?size=200&seed={each}&min_terms=3" for each in (1, seed))
+    data = load(training, data__eval=held_out, score__rewards="gym")
+    shared = f"{training}:row 200, which asks the same as {held_out}:row 1; set data.contamination"
+    assert (shared in (data.contamination_warning() or "")) is (seed == 200)
 
 
 def test_its_checker_is_the_reward(small_run: Callable[..., Config]) -> None:

@@ -15,7 +15,6 @@ from reason_llm.config import Config, file as config_file
 from reason_llm.data import (
     Data,
     Renderer,
-    check_ends,
     load_kept,
     own_sources,
     player_of,
@@ -166,14 +165,10 @@ def _reading_start(start: Path, folder: Path) -> Iterator[None]:
 
 
 def _load(subject: Subject, scorer: Scorer, watch: Watch) -> Data:
-    """The run's data. Rows to learn from are checked for their end tokens."""
+    """The run's data."""
     config, tokenizer, context = subject.config, subject.tokenizer, subject.context_tokens
     ends = end_token_ids(config.model.path, tokenizer)
-    data = load_kept(config, tokenizer, context, scorer.columns, ends, watch.line)
-    if not config.samples:
-        for line in check_ends(data.imitated, ends, tokenizer):
-            watch.line(line)
-    return data
+    return load_kept(config, tokenizer, context, scorer.columns, ends, watch.line)
 
 
 def _with_steps_and_buffer(
