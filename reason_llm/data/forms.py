@@ -21,6 +21,7 @@ from reason_llm.data.cells import Cells
 from reason_llm.data.choices import Choices, check_no_wrong_choices, read_choices
 from reason_llm.data.golds import (
     NO_VALUES,
+    gold_of_text,
     has_answer,
     number_of,
     read_gold,
@@ -265,6 +266,36 @@ def read_demonstration(where: str, row: Row, columns: ColumnsSection) -> Complet
     if any(cells.row.get(name) is False for name in LABEL_COLUMNS):
         example = replace(example, doubt="the row is labelled false, and its answer is learned")
     return replace(example, ignored=cells.ignored())
+
+
+def read_demonstrated(
+    where: str, row: Row, columns: ColumnsSection, *, label: bool = False, marked: bool = True
+) -> Problem:
+    """A row for supervised fine-tuning as the problem that its last answer solves: held out, its
+    answer is sampled and checked. The gold answer is a column of its own or is in that answer.
+
+    Args:
+        label: the gold answer is a whole label, as ``read_problem`` has it.
+        marked: the gold answer has to be marked in the answer; otherwise a whole text is one.
+    """
+    example = read_demonstration(where, row, columns)
+    *asked, last = [*example.messages, *example.completions[0]]
+    cells = Cells(where, row, columns)
+    if columns.answer is None and has_answer(cells):
+        gold, doubt = read_gold(cells, is_label=label)
+    else:
+        gold, doubt = gold_of_text(last["content"], label), ""
+    if not gold or (marked and not label and gold == last["content"].strip()):
+        raise DataError(
+            f"{where}: a held-out part of the rows is checked by generation, and this row has no "
+            "gold answer: none in a column such as answer, and none in its last answer behind "
+            "####, in \\boxed{} or in <answer> tags; set eval.rows in place of data.eval, which "
+            "measures the loss, or for labels the reward exact"
+        )
+    text = asked[-1]["content"] if example.is_text else None
+    return Problem(
+        where, asked, gold, text, extras=example.extras, ignored=example.ignored, doubt=doubt
+    )
 
 
 def read_document(where: str, row: Row, columns: ColumnsSection) -> TextDocument:

@@ -27,6 +27,8 @@ from reason_llm.score.math import (
     last_answer_tags,
     last_boxes,
     matches,
+    outside_thinking,
+    stated_label,
 )
 
 ANSWER_COLUMNS = (
@@ -185,6 +187,15 @@ def number_of(text: str) -> str:
     answer = text.split("####")[-1].strip(" ")
     is_one = answer.isdecimal() and "<answer>" not in text and text.lstrip()[:1] not in ("[", "{")
     return answer if is_one and not damage(text) else ""
+
+
+def gold_of_text(text: str, is_label: bool) -> str:
+    """The gold answer in an assistant's answer: a label, or what is marked, or else the whole
+    text; empty where the marks hold no single answer."""
+    if is_label:
+        return stated_label(text) or ""
+    tagged = last_answer_tags(text)
+    return gold_answer(outside_thinking(text)) if tagged is None else tagged
 
 
 def _is_for_a_checker(answer: str) -> bool:

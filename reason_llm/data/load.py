@@ -31,6 +31,7 @@ from reason_llm.data.forms import (
     TextDocument,
     option_for,
     plain_problem,
+    read_demonstrated,
     read_demonstration,
     read_document,
     read_labelled,
@@ -522,7 +523,7 @@ class _SetReader:
             data_set.form == "problems"
             and not (self.preprocess or self.player or self.extra_columns)
             and not (columns.prompt or columns.answer or columns.ignore)
-            and not is_played(data_set.source)
+            and not (self._is_demonstrated(data_set) or is_played(data_set.source))
             and self.judge not in CODE_REWARDS
             and self.config.score.rewards[0].name != LABEL_REWARD
             and not any(
@@ -555,7 +556,7 @@ class _SetReader:
         """The option with which a row of another form would be read; None if there is none."""
         section = self.config.data
         option = option_for(row, data_set.form, section.columns)
-        if option is None:
+        if option is None or self._is_demonstrated(data_set):
             return None
         if not data_set.is_training and data_set.form != section.form:
             option = "eval.rows in the place of data.eval and eval.sets, if rows are learned"
@@ -672,8 +673,18 @@ class _SetReader:
         check_made(f"{where}: {what} returned a row that cannot be used", made)
         return made
 
+    def _is_demonstrated(self, data_set: DataSet) -> bool:
+        """Whether a set's problems are a held-out share of demonstrations."""
+        is_share = data_set.is_asked and data_set.share is not None
+        return is_share and self.config.data.form == "demonstrations"
+
     def _of_form(self, data_set: DataSet, where: str, row: Row) -> Problem | Learned:
         columns = self.config.data.columns
+        if self._is_demonstrated(data_set):
+            judge = self.config.score.rewards[0]
+            is_label, marked = judge.name == LABEL_REWARD, judge.kind in MATH_REWARDS
+            asked = read_demonstrated(where, row, columns, label=is_label, marked=marked)
+            return self._with_extra(asked, row)
         if data_set.form == "demonstrations":
             return read_demonstration(where, row, columns)
         if not data_set.is_asked:

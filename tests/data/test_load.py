@@ -463,13 +463,45 @@ def test_columns_of_rewards_are_in_one_order(
         assert list(prompt.extra) == ["level", "unit"]
 
 
-def test_a_held_out_share_of_demonstrations_is_asked_where_it_has_gold_answers(
+U = {"role": "user", "content": "What is 9 * 2?"}
+SAYS = "<think>9 + 9</think><answer>18</answer>"
+
+
+@pytest.mark.parametrize(
+    ("row", "reward", "gold"),
+    [
+        ({"prompt": "What is 9 * 2?", "completion": SAYS}, "think_answer_tags", "18"),
+        ({"prompt": "What is 9 * 2?", "completion": "So\n#### 18"}, "boxed", "18"),
+        ({"messages": [U, {"role": "assistant", "content": "\\boxed{18}"}]}, "boxed", "18"),
+        ({"prompt": "What is 9 * 2?", "completion": "It is.", "answer": "18"}, "boxed", "18"),
+        ({"prompt": "What is 9 * 2?", "completion": "Billing & more"}, "exact", "Billing & more"),
+        ({"prompt": "What is 9 * 2?", "completion": SAYS}, "exact", "18"),
+    ],
+)
+def test_a_share_of_demonstrations_is_asked_and_checked(
+    row: dict[str, Any], reward: str, gold: str, tmp_path: Path, load: Callable[..., Data]
+) -> None:
+    """The rows that are held out of supervised fine-tuning, by their prompts and answers; the
+    others are learned."""
+    spelled = json.dumps(row)
+    rows = [json.loads(spelled.replace("9 * 2", f"9 * {n}")) for n in range(10)]
+    options = {"stage": "sft", "data__eval": "20%", "score": {"rewards": [reward]}}
+    found = load(lines(tmp_path, *rows), **options)
+    assert (len(found.held_out_prompts), found.sizes) == (2, [8])
+    assert {prompt.answer for prompt in found.held_out_prompts} == {gold}
+    asked = {prompt.text for prompt in found.held_out_prompts}
+    assert all("What is 9 *" in text and "18" not in text for text in asked)
+
+
+def test_a_demonstration_without_a_gold_answer_says_what_measures_it(
     tmp_path: Path, load: Callable[..., Data]
 ) -> None:
     rows = [{"prompt": f"Say {n}", "completion": f"I say {n}."} for n in range(10)]
-    with pytest.raises(DataError, match=r"set eval\.rows in the place of data\.eval"):
-        load(lines(tmp_path, *rows), stage="sft", data__eval="20%")
-    path = lines(tmp_path, *({**row, "answer": n} for n, row in enumerate(rows)))
-    both = load(path, stage="sft", data__eval="20%", eval__rows="20%")
+    path = lines(tmp_path, *rows)
+    with pytest.raises(
+        DataError, match=r"this row has no gold answer: .*; set eval\.rows in place"
+    ):
+        load(path, stage="sft", data__eval="20%")
+    both = load(path, stage="sft", data__eval="20%", eval__rows="20%", score={"rewards": ["exact"]})
     assert both.held_out_rows is not None
     assert (len(both.held_out_prompts), len(both.held_out_rows.units), both.sizes) == (2, 2, [8])

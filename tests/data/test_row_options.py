@@ -100,14 +100,14 @@ def test_rows_held_out_for_loss_and_accuracy_count_once(
         ends = [tokenizer.eos_token_id]
         return load_data(small_run(**options), tokenizer, 4000, end_token_ids=ends)
 
-    rows = [{"prompt": f"{n}?", "completion": "It is.", "answer": n} for n in range(20)]
+    rows = [{"prompt": f"{n}?", "completion": f"\\boxed{{{n}}}", "more": "x"} for n in range(20)]
     train = lines(tmp_path / "rows.jsonl", *rows)
     options = {"stage": "sft", "data__train": train, "data__form": "demonstrations"}
     options |= {"algorithm": {}, "data__eval": "20%", "score": {"rewards": ["boxed"]}}
     both = read(**options, eval__rows="20%")
     assert both.num_held_out == 4
     told = both.notes()
-    assert len(set(told)) == len(told) == 4, told
+    assert len(set(told)) == len(told) == 3, told
     assert (
         f"{train}: 20% of its rows are held out, the same in every run: 4 rows; 16 rows" in told[-1]
     )

@@ -11,6 +11,7 @@ from reason_llm.score.math.extraction import (
     last_answer_tags,
     last_boxed,
     last_boxes,
+    outside_thinking,
 )
 from reason_llm.score.math.judge import TIMEOUT_SECONDS, default_judge
 from reason_llm.score.math.labels import is_same_label, most_frequent_label, stated_label
