@@ -1,5 +1,5 @@
 """The answers of this package to the core: the processes that a config asks for, with their memory
-and their part in the buffer; their start; and sums of what they did. Imported without torch.
+and their part in the buffer; and their start. Imported without torch.
 """
 
 import importlib.util
@@ -19,7 +19,6 @@ from reason_llm.replicas.errors import ReplicaError
 from reason_llm.run.start.processes import Processes
 from reason_llm.run.store.buffer import RolloutBuffer, Source
 from reason_llm.run.store.document import Document, RunIdentity
-from reason_llm.run.store.metrics import Record
 from reason_llm.run.store.writer import BackgroundWriter
 
 AHEAD = "ahead"
@@ -137,17 +136,3 @@ def start(job: Any, watch: Any) -> AbstractContextManager[Any]:
     many = import_module("reason_llm.replicas.many")
     team: AbstractContextManager[Any] = many.start(job, watch)
     return team
-
-
-def totals(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Sums of what each replica did, by its number: ``sampling_seconds``, ``learning_seconds``,
-    ``waiting_seconds`` (of these) and ``sent_bytes``; none for a run by one process."""
-    by_number: dict[str, dict[str, float]] = {}
-    for record in records:
-        for key, value in record.items():
-            _, _, rest = key.partition("replicas/")
-            number, _, name = rest.partition("/")
-            if name:
-                sums = by_number.setdefault(number, {})
-                sums[name] = round(sums.get(name, 0.0) + value, 3)
-    return dict(sorted(by_number.items(), key=lambda item: (len(item[0]), item[0])))

@@ -183,7 +183,6 @@ class Run:
         records, since = self._log.records(), self._log.seconds_since()
         last = folder / kept_adapters.kept_name("last", self.config.model.train)
         summary = metrics.summarize(records, last, since)
-        summary |= self._team.summary(records)
         summary["best"] = None if state.best is None else asdict(state.best)
         summary["judged_by"] = self.config.score.judged_by
         summary["kept"] = kept_adapters.written(folder, self.config.model.train)
