@@ -4,7 +4,7 @@ and their part in the buffer; and their start. Imported without torch.
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,11 +14,11 @@ from typing import Any
 from reason_llm.config import Config, installation
 from reason_llm.errors import ConfigError
 from reason_llm.model.plan import GIB, TeamSizes
-from reason_llm.replicas.ahead_buffer import AheadBuffer, read_ahead
+from reason_llm.replicas.ahead_buffer import AheadBuffer
 from reason_llm.replicas.errors import ReplicaError
 from reason_llm.run.start.processes import Processes
 from reason_llm.run.store.buffer import RolloutBuffer, Source
-from reason_llm.run.store.document import Document, RunIdentity
+from reason_llm.run.store.document import RunIdentity
 from reason_llm.run.store.writer import BackgroundWriter
 
 AHEAD = "ahead"
@@ -36,11 +36,6 @@ class Several(Processes):
     max_staleness: int
 
     is_alone = False
-
-    def later_steps(self, folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]]:
-        """See ``Processes``."""
-        if self.max_staleness:
-            yield from read_ahead(folder / AHEAD, run)
 
     def buffer(
         self,

@@ -1,11 +1,11 @@
 """The processes of a run before they start: this one, or those of the package ``replicas``."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from reason_llm.config import Config
 from reason_llm.run.store.buffer import RolloutBuffer, Source
-from reason_llm.run.store.document import Document, RunIdentity
+from reason_llm.run.store.document import RunIdentity
 from reason_llm.run.store.writer import BackgroundWriter
 
 
@@ -13,10 +13,6 @@ class Processes:
     """This process alone, which does one thing after the other."""
 
     is_alone = True
-
-    def later_steps(self, folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]]:
-        """Rollouts of steps after the one in the buffer, with their files."""
-        yield from ()
 
     def buffer(
         self,
