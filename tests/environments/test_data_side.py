@@ -11,7 +11,7 @@ from reason_llm.environments.data_side import (
     environment_class,
     environment_name,
     environments_by_name,
-    reset_columns,
+    reset_parameters,
     tool_methods,
     tool_schemas,
 )
@@ -49,9 +49,9 @@ def test_a_class_is_an_environment_by_its_methods(tmp_path: Path) -> None:
             environment_class(f"{path}:{name}")
     for name, methods, columns in (("Game", [], ["level", "color"]), ("Tools", ["add"], [])):
         assert list(tool_methods(environment_class(f"{path}:{name}"))) == methods
-        assert reset_columns(f"{path}:{name}") == columns
+        assert list(DataSide(f"{path}:{name}").needed_columns("")) == columns
     for where in ("agent:a.py:f", "mcp:server", "verifiers", "verifiers?a=1"):
-        assert (reset_columns(where), tool_schemas(where)) == ([], ())
+        assert (reset_parameters(where), tool_schemas(where)) == ([], ())
 
 
 def test_a_row_names_its_environment() -> None:
