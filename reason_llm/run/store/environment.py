@@ -1,4 +1,4 @@
-"""Versions, machine, commit and data of a run, recorded at each start for its report.
+"""Versions, machine and data of a run, recorded at each start for its report.
 
     <run>/environment.json: {"starts": [{"step", "time", "reason_llm", "packages", "machine",
     "data", "plan"}, ...]}
@@ -10,7 +10,6 @@ here names a host, a user or a folder but those that the config names.
 import importlib.metadata
 import os
 import platform
-import subprocess
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -42,7 +41,8 @@ def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
     """
     path = run_folder / "environment.json"
     now: dict[str, Any] = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    now |= {"reason_llm": _own_version(), "packages": _packages(), "machine": _machine()}
+    now |= {"reason_llm": reason_llm.__version__}
+    now |= {"packages": _packages(), "machine": _machine()}
     now["data"] = _counts(data)
     now["plan"] = [
         {"name": line.name, "sampling": line.sampling, "learning": line.learning}
@@ -61,24 +61,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
         return [start for start in starts if type(start["step"]) is int]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-
-
-@cache
-def _own_version() -> dict[str, Any]:
-    root = Path(reason_llm.__file__).parent.parent
-    commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no") if commit else None
-    dirty = None if changes is None else bool(changes)
-    return {"version": reason_llm.__version__, "commit": commit, "dirty": dirty}
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        command = ["git", "-C", str(root), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):  # no git, or it does not trust the repository
-        return None
-    return done.stdout.strip()
 
 
 @cache
