@@ -4,9 +4,10 @@ and their part in the buffer; and their start. Imported without torch.
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,7 @@ from reason_llm.model.plan import GIB, TeamSizes
 from reason_llm.replicas.ahead_buffer import AheadBuffer
 from reason_llm.replicas.errors import ReplicaError
 from reason_llm.run.start.processes import Processes
-from reason_llm.run.store.buffer import RolloutBuffer, Source
-from reason_llm.run.store.document import RunIdentity
-from reason_llm.run.store.writer import BackgroundWriter
+from reason_llm.run.store.buffer import RolloutBuffer
 
 AHEAD = "ahead"
 """Folder in the run's with the rollouts of steps that are sampled ahead."""
@@ -37,19 +36,11 @@ class Several(Processes):
 
     is_alone = False
 
-    def buffer(
-        self,
-        path: Path,
-        folder: Path,
-        run: RunIdentity,
-        sources: Sequence[Source],
-        writer: BackgroundWriter,
-        discard: bool,
-    ) -> RolloutBuffer:
+    def buffer_class(self, folder: Path) -> Callable[..., RolloutBuffer]:
         """See ``Processes``."""
         if not self.max_staleness:
-            return super().buffer(path, folder, run, sources, writer, discard)
-        return AheadBuffer(path, run, sources, writer, discard, folder=folder / AHEAD)
+            return super().buffer_class(folder)
+        return partial(AheadBuffer, folder=folder / AHEAD)
 
 
 def processes_of(config: Config) -> Processes:
