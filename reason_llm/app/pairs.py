@@ -27,7 +27,7 @@ from reason_llm.errors import ConfigError, DataError, RolloutBufferError, WriteE
 from reason_llm.files import sha256, write_atomically
 from reason_llm.model import end_token_ids, load_tokenizer, quiet_libraries
 from reason_llm.rollout import Completion, Group
-from reason_llm.run import Document, buffer_files, missing_steps, read_document
+from reason_llm.run import Document, buffer_files, missing_steps, read_document, warn_of_another
 from reason_llm.score import selection
 
 logger = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ def write_pairs(
     ends = dict[str, QuestionEnd]()
     for path in [path for source in sources for path in _buffers(source)]:
         document = read_document(path)
+        warn_of_another(path, document, None)
         sampler = _model_of(path, document)
         if builder is None:
             builder = _RowBuilder(way, section, model or sampler, written)

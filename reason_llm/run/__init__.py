@@ -1,7 +1,12 @@
 """A run: its files, its phases, its checks, its resumption."""
 
 from reason_llm.run.start.locks import check_unused
-from reason_llm.run.start.saved_rollouts import buffer_files, default_target, missing_steps
+from reason_llm.run.start.saved_rollouts import (
+    buffer_files,
+    default_target,
+    missing_steps,
+    warn_of_another,
+)
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store.best import Best
 from reason_llm.run.store.buffer import RolloutBuffer, lock

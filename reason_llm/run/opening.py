@@ -90,7 +90,9 @@ def _locked(job: Job) -> Iterator[tuple[RolloutBuffer, Archive, BackgroundWriter
 
 def _saved_rollouts(job: Job, step: int, run: RunIdentity) -> Document:
     """The rollouts of ``run.from_buffer`` for this step, with this run's advantages."""
-    document = saved_rollouts.read(job.run.saved_buffers[step], job.run.subject)
+    path = job.run.saved_buffers[step]
+    document = saved_rollouts.read(path, job.run.subject)
+    saved_rollouts.warn_of_another(path, document, job.run.saved_run)
     weights = job.scorer.weights, job.config.turn_weight
     groups = with_advantages(document.groups, job.config.learned_row, *weights)
     return replace(document, step=step, groups=groups)

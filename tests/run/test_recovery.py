@@ -93,6 +93,16 @@ def test_a_run_that_starts_afresh_does_not_move_its_source_aside(
 PROMPT = Prompt("file:1", "text", (1, 2), "3", {"column": 4})
 
 
-def test_the_names_of_rescored_files() -> None:
+def test_whose_files_are_mixed_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """By the step in the name, if there is one, and by the run's name, if that is known."""
+    document = Document(RunIdentity("x", "one", {}), 3, True, False, 1, [])
+    for file, name, is_told in (
+        ("step-00000003.json.gz", "one", False), ("buffer.json", "one", False),
+        ("step-00000003.json.gz", None, False), ("step-00000002.json.gz", "one", True),
+        ("buffer.json", "two", True), ("step-00000003.json.gz", "two", True),
+    ):  # fmt: skip
+        caplog.clear()
+        saved_rollouts.warn_of_another(Path(file), document, name)
+        assert bool(caplog.messages) is is_told
     targets = {"buffer.json": "buffer.rescored.json", "a/x.json.gz": "a/x.rescored.json.gz"}
     assert {n: str(saved_rollouts.default_target(Path(n))) for n in targets} == targets

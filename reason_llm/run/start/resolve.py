@@ -62,6 +62,8 @@ class ResolvedRun:
     """Digests of the base's config and of the prompts' form, which a reward model must match."""
     saved_buffers: list[Path]
     """The buffers of run.from_buffer, one for each step; empty without it."""
+    saved_run: str | None
+    """Name of the run that sampled the first of them."""
     identity: dict[str, Any]
     """The config with the digests of what it names, so that a run resumes only with the same."""
 
@@ -114,9 +116,10 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     for reader in readers:
         reader.take(data)
     config, saved = _with_steps_and_buffer(config, data, folder, buffer, watch)
-    subject = replace(subject, config=config)
+    subject, saved_run = replace(subject, config=config), None
     if saved:
         first = saved_rollouts.read(saved[0], subject)
+        saved_run = first.run.name
         kinds = (each.kind for group in first.groups for each in group.prompt.attachments)
         if data.attachments is None and (kind := next(kinds, None)) is not None:
             raise RolloutBufferError(
@@ -125,7 +128,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
             )
         watch.line(
             f"learning from saved rollouts: {len(saved)} steps, the first is step {first.step} of "
-            f"the run {first.run.name}"
+            f"the run {saved_run}"
         )
     for written in [folder, *([config.run.buffer_path.parent] if config.samples else [])]:
         check_writable(written)
@@ -138,6 +141,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
         episodes=episodes,
         digests=digests,
         saved_buffers=saved,
+        saved_run=saved_run,
         identity=_identity(
             config, start, data, readers, saved, _reading(config, subject, renderer)
         ),

@@ -1,6 +1,7 @@
 """Saved rollouts to learn from without sampling (``run.from_buffer``). Their rewards are as they
 stand there; advantages are computed anew, by this run's algorithm."""
 
+import logging
 import os
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,6 +16,8 @@ from reason_llm.run.store.folder import finished_steps, is_run
 
 if TYPE_CHECKING:
     from reason_llm.model.plan import Subject  # with torch
+
+logger = logging.getLogger(__name__)
 
 
 def files(source: Path) -> list[Path]:
@@ -108,6 +111,18 @@ def read(path: Path, subject: "Subject") -> Document:
             f"{command('rescore')}"
         )
     return document
+
+
+def warn_of_another(path: Path, document: Document, name: str | None) -> None:
+    """Warn if the document is not of the step that its file is named after, or not of the run
+    ``name``, whose rollouts come first; None: it is not known."""
+    step, name = _step_of(path), name or document.run.name
+    if (step in (None, document.step)) and document.run.name == name:
+        return
+    logger.warning(
+        "%s holds step %d of the run %r: files of %r were renamed, swapped or mixed, and are "
+        "read in the order of their names", path, document.step, document.run.name, name,
+    )  # fmt: skip
 
 
 def check_fits(path: Path, document: Document, context: int | None, vocabulary: int) -> None:
