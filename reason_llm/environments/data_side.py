@@ -132,15 +132,12 @@ def environment_class(where: str) -> type[Any]:
     cls = load_function(where, "sample.environment")
     if not inspect.isclass(cls):
         raise ConfigError(f"sample.environment={where} is not a class; name one")
-    if "step" not in dir(cls) and not tool_methods(cls):
+    answers = "step" in dir(cls) or tool_methods(cls)
+    if not answers or not callable(getattr(cls, "reset", None)):
         raise ConfigError(
-            f"sample.environment={where} has neither a method step(text), which answers what the "
-            "model writes, nor public methods that the model could call; add one"
-        )
-    if not callable(getattr(cls, "reset", None)):
-        raise ConfigError(
-            f"sample.environment={where} has no method reset; add it: reset(**row) gives a text or "
-            "None"
+            f"sample.environment={where} needs a method reset(**row), which gives a text or None, "
+            "and step(text), which answers what the model writes, or public methods that the model "
+            "may call; add what is missing"
         )
     return cls
 

@@ -40,8 +40,8 @@ def test_a_class_is_an_environment_by_its_methods(tmp_path: Path) -> None:
     (path := tmp_path / "its.py").write_text(SOURCE)
     for name, told in (
         ("function", "is not a class; name one"),
-        ("Mute", "has neither a method step(text), which answers what the model writes, nor"),
-        ("Still", "has no method reset; add it: reset(**row) gives a text or None"),
+        ("Mute", "needs a method reset(**row), which gives a text or None, and step(text)"),
+        ("Still", "needs a method reset(**row), which gives a text or None, and step(text)"),
     ):
         with pytest.raises(
             ConfigError, match=re.escape(f"sample.environment={path}:{name} {told}")

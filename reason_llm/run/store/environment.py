@@ -20,7 +20,7 @@ import torch
 
 import reason_llm
 from reason_llm.data import Data, DataSet
-from reason_llm.files import MIB, read_object, read_text, sealed, write_atomically
+from reason_llm.files import MIB, read_object, sealed, write_atomically
 from reason_llm.model.plan import GIB, Plan
 
 PACKAGES = (
@@ -77,7 +77,7 @@ def _packages() -> dict[str, str]:
 def _machine() -> dict[str, Any]:
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     machine: dict[str, Any] = {
-        "processor": _processor(),
+        "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "host_gib": round(host_bytes / GIB, 1),
         "python": platform.python_version(),
@@ -89,16 +89,6 @@ def _machine() -> dict[str, Any]:
         machine |= {"gpu": card.name, "gpu_gib": round(card.total_memory / GIB, 1)}
         machine |= {"cuda": torch.version.cuda}
     return machine
-
-
-def _processor() -> str:
-    try:
-        for line in read_text(Path("/proc/cpuinfo"), 16 * MIB).splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except (OSError, UnicodeDecodeError):
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _counts(data: Data) -> dict[str, Any]:

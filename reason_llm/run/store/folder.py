@@ -199,15 +199,11 @@ def has_ended(run: Path) -> bool:
 
 def check_exists(option: str, adapter: Path) -> None:
     """Raises ConfigError if the option names no folder."""
-    if adapter.is_dir():
-        return
-    others = ""
-    if "reward" in option:
-        others = (
-            ", or a folder with a sequence-classification model (hf download "
-            f"{adapter} --local-dir model/{adapter.name} fetches one from the Hub)"
+    if not adapter.is_dir():
+        raise ConfigError(
+            f"{option}={adapter} is not a folder; name the adapter/ of a run, or fetch it from the "
+            f"Hub: hf download {adapter} --local-dir model/{adapter.name}"
         )
-    raise ConfigError(f"{option}={adapter} is not a folder; name the adapter/ of a run{others}")
 
 
 def check_ended(option: str, adapter: Path) -> None:
