@@ -103,11 +103,15 @@ class Job:
                 self.folder, read, one_line(error), self.state.folder,
             )  # fmt: skip
             return None
-        step = self.state.step
-        ended = f"is finished at step {step}: raise --run.steps"
+        line = (
+            f"{self.folder} is finished at step {self.state.step}: raise --run.steps to continue, "
+            "or start afresh with --run.resume never"
+        )
         if self.ends_early(self.state):
-            ended = f"was ended early at step {step} by eval.patience: raise it"
-        line = f"{self.folder} {ended} to continue, or start afresh with --run.resume never"
+            line = (
+                f"{self.folder} was ended early at step {self.state.step} by eval.patience: raise "
+                "it to continue, or start afresh with --run.resume never"
+            )
         if changed := [each for each in self.state.changed if not each.startswith(OF_A_CALL)]:
             line += (
                 f"; these options differ from those of the run: {'; '.join(changed)}; to use them, "
