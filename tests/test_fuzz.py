@@ -287,7 +287,7 @@ OUTCOMES = [
     for n in (1, 2)
 ]  # fmt: skip
 START: dict[str, Any] = {
-    "step": 0, "time": "now", "reason_llm": {"version": "1", "commit": None, "dirty": False},
+    "step": 0, "time": "now", "reason_llm": "1",
     "packages": {"torch": "2"}, "machine": {"processor": "p", "cores": 1, "host_gib": 1.5},
     "data": {"training": [{"name": "", "source": "a", "rows": 1, "prompts": 1, "left_out": {}}],
              "held_out": [], "in_both": 0},

@@ -21,6 +21,7 @@ ENVIRONMENT = "environment"
 """The column that names a row's environment."""
 REPLY = "an environment's reply"
 """A reply in errors of the tokenizer and the chat template."""
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 SESSIONS = ("agent", "mcp", "verifiers")
 """Prefixes of ``sample.environment`` for programs that ask for the model's turns themselves."""
 
@@ -58,23 +59,23 @@ class DataSide:
 
     def needed_columns(self, name: str) -> Mapping[str, str]:
         """Columns without which ``reset`` cannot be called."""
-        return dict.fromkeys(self._needed.get(name, ()), "reset of the environment")
-
-    @cached_property
-    def _needed(self) -> Mapping[str, list[str]]:
-        """Columns by the environments' names."""
-        return {n: reset_columns(where) for n, where in environments_by_name(self.named).items()}
+        parameters = self._parameters.get(name, ())
+        needed = [p.name for p in parameters if p.kind not in VARIADIC and p.default is p.empty]
+        return dict.fromkeys(needed, "reset of the environment")
 
     def columns_of(self, row: Mapping[str, Any]) -> set[str]:
         """Columns that ``reset`` or the agent receives, and the one that names the environment."""
         name = row.get(ENVIRONMENT) if isinstance(self.named, Mapping) else ""
-        columns = self._accepted.get(str(name), ())
-        return {*(row if columns is None else columns), ENVIRONMENT}
+        parameters = self._parameters.get(str(name), ())
+        takes_all = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
+        if takes_all or own_session(self.named)[0] == "agent":
+            return {*row, ENVIRONMENT}
+        return {*(parameter.name for parameter in parameters), ENVIRONMENT}
 
     @cached_property
-    def _accepted(self) -> Mapping[str, list[str] | None]:
-        """Columns that ``reset`` or the agent takes, by the environments' names; None: all."""
-        return {n: accepted_columns(where) for n, where in environments_by_name(self.named).items()}
+    def _parameters(self) -> Mapping[str, list[inspect.Parameter]]:
+        """The parameters of ``reset``, by the environments' names."""
+        return {n: reset_parameters(where) for n, where in environments_by_name(self.named).items()}
 
     def name(self, where: str, row: Mapping[str, Any]) -> str:
         """Name of the row's environment."""
@@ -131,15 +132,12 @@ def environment_class(where: str) -> type[Any]:
     cls = load_function(where, "sample.environment")
     if not inspect.isclass(cls):
         raise ConfigError(f"sample.environment={where} is not a class; name one")
-    if "step" not in dir(cls) and not tool_methods(cls):
+    answers = "step" in dir(cls) or tool_methods(cls)
+    if not answers or not callable(getattr(cls, "reset", None)):
         raise ConfigError(
-            f"sample.environment={where} has neither a method step(text), which answers what the "
-            "model writes, nor public methods that the model could call; add one"
-        )
-    if not callable(getattr(cls, "reset", None)):
-        raise ConfigError(
-            f"sample.environment={where} has no method reset; add it: reset(**row) gives a text or "
-            "None"
+            f"sample.environment={where} needs a method reset(**row), which gives a text or None, "
+            "and step(text), which answers what the model writes, or public methods that the model "
+            "may call; add what is missing"
         )
     return cls
 
@@ -155,21 +153,8 @@ def tool_methods(kind: type[Any]) -> dict[str, Callable[..., Any]]:
     }
 
 
-def reset_columns(where: str) -> list[str]:
-    """The columns without which ``reset`` of ``sample.environment`` cannot be called."""
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = _reset_parameters(where)
-    return [p.name for p in parameters if p.kind not in variadic and p.default is p.empty]
-
-
-def accepted_columns(where: str) -> list[str] | None:
-    """The columns that ``reset`` of ``sample.environment`` takes, or its agent; None: all."""
-    parameters = _reset_parameters(where)
-    takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters) or own_session(where)[0] == "agent"
-    return None if takes_all else [p.name for p in parameters]
-
-
-def _reset_parameters(where: str) -> list[inspect.Parameter]:
+def reset_parameters(where: str) -> list[inspect.Parameter]:
+    """The parameters of the class's ``reset``; none of a program."""
     if own_session(where)[0]:
         return []
     kind = environment_class(where)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from reason_llm.config import Config
 from reason_llm.data import Renderer
@@ -20,25 +20,18 @@ from reason_llm.errors import ConfigError, TrainingError, printable
 from reason_llm.rollout import Group, Prompt
 from reason_llm.sample import Ended, Episodes, Progress, Sampler, SamplingParams, ignore_ended
 
+if TYPE_CHECKING:
+    from reason_llm.environments.sessions import Sessions
+
 MAX_FAILED_STEPS = 3
 """Steps in a row whose rollouts all failed, at which a run ends."""
-
-
-class Game(Protocol):
-    """Interface of environments and of programs that ask for turns."""
-
-    def play(self, wave: Wave) -> list[Group]:
-        """Play a wave; the same seed gives the same tokens where the environments do the same."""
-
-    def close(self) -> None:
-        """Close what is held between waves; another wave makes it anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
     """Rollouts of a ``sample.environment``."""
 
-    game: Game
+    game: "Environments | Sessions"
     named: str | Mapping[str, str] | None
 
     def over(self, sampler: Sampler) -> Sampler:
@@ -71,7 +64,7 @@ class Played:
 class PlayedSampler:
     """The Sampler of whole rollouts."""
 
-    game: Game
+    game: "Environments | Sessions"
     sampler: Sampler
 
     def sample(

@@ -59,7 +59,7 @@ class Sessions:
             renderer.replies([[{"role": "user", "content": "."}]], self.section.reply_tokens, REPLY)
 
     def play(self, wave: Wave) -> list[Group]:
-        """See ``Game``."""
+        """Play a wave; the same seed gives the same tokens where the programs do the same."""
         prompts, params, seed, progress, sampler, report = wave
         size = params.num_completions
         rollouts = [Session(prompt) for prompt in prompts for _ in range(size)]
@@ -99,30 +99,12 @@ class Sessions:
                 server.answer(list(done), [completion for (completion,) in done.values()])
         for place, part in enumerate(parts):
             if place not in played:
-                self._sample_one_token(seats := _seats(part), wave)
+                _fail_silent(seats := _seats(part))
                 played[place] = self._group(seats)
         return [played[place] for place in range(len(parts))]
 
     def close(self) -> None:
         """Nothing is held between waves."""
-
-    def _sample_one_token(self, group: list[Session], wave: Wave) -> None:
-        """A token for each rollout that never asked, since a completion has one at least."""
-        silent = [session for session in group if not session.branches]
-        if not silent:
-            return
-        prompts = [session.learned.prompt for session in group if session.branches]
-        prompt = replace(group[0].prompt, token_ids=(prompts or [group[0].prompt.token_ids])[0])
-        one = replace(wave.params, num_completions=1, max_new_tokens=1)
-        asks = [prompt] * len(silent)
-        groups = wave.sampler.sample(asks, one, wave.seed, lambda tokens, ended: None)
-        for session, (completion,) in zip(silent, (g.completions for g in groups), strict=True):
-            if session.notes["turns"]:
-                session.fail("all answers of the model were cut before their first token by stop")
-            elif session.finish is None:
-                session.fail("it never asked the model")
-            ids, logprobs = list(completion.token_ids), list(completion.logprobs)
-            session.branches.append(Branch(prompt.token_ids, ids, logprobs, text=completion.text))
 
     def _group(self, group: list[Session]) -> Group:
         """The completions after what their prompts have in common."""
@@ -159,6 +141,21 @@ class Sessions:
 def _seats(part: list[Session]) -> list[Session]:
     """The rollouts of a prompt, each seat for itself."""
     return [seat for session in part for seat in session.seats or [session]]
+
+
+def _fail_silent(group: list[Session]) -> None:
+    """Fail the rollouts that never asked; a completion has one token at least, here the prompt's
+    last."""
+    prompts = [session.learned.prompt for session in group if session.branches]
+    prompt = prompts[0] if prompts else group[0].prompt.token_ids
+    for session in group:
+        if session.branches:
+            continue
+        if session.notes["turns"]:
+            session.fail("all answers of the model were cut before their first token by stop")
+        elif session.finish is None:
+            session.fail("it never asked the model")
+        session.branches.append(Branch(prompt, [prompt[-1]], [0.0]))
 
 
 @cache

@@ -12,9 +12,7 @@ from reason_llm.data import options_of
 from reason_llm.errors import DataError, one_line
 
 TASKSET, TASKS = "verifiers:", 2000
-"""Prefix of such a source, and the number of its tasks without ``size``."""
-NUM_SEEDS = 2000
-"""Number of rows of ``environment`` without ``size``."""
+"""Prefix of a source of tasks, and the number of rows of either kind without ``size``."""
 
 
 def rows(source: str) -> Iterator[dict[str, Any]]:
@@ -23,14 +21,14 @@ def rows(source: str) -> Iterator[dict[str, Any]]:
 
 
 def parsed_source(source: str) -> tuple[str, slice, dict[str, Any]]:
-    """The taskset's name, which of its tasks are meant, and its own options; ValueError if skip or
+    """The name, which of its tasks or seeds are meant, and its own options; ValueError if skip or
     size is no whole number from 0 on, or an option has no value."""
     name, _, query = source.removeprefix(TASKSET).partition("?")
     options = options_of(query)
     skip, size = (options.pop(key, usual) for key, usual in (("skip", 0), ("size", TASKS)))
     for key, value in (("skip", skip), ("size", size)):
         if type(value) is not int or value < 0:
-            raise ValueError(f"{key}={value} is not a number of tasks; set it to 0 or more")
+            raise ValueError(f"{key}={value} is not a number of rows; set it to 0 or more")
     return name, slice(skip, skip + size), options
 
 
@@ -79,12 +77,11 @@ def rows_of_tasks(source: str) -> Iterator[dict[str, Any]]:
 def _seeds(source: str) -> Iterator[dict[str, Any]]:
     """Rows with one seed each: ``size`` of them, after the first ``skip``."""
     try:
-        options = {"size": NUM_SEEDS, "skip": 0} | options_of(source.partition("?")[2])
-        size, skip = (options.pop(name) for name in ("size", "skip"))
-        if options or type(size) is not int or type(skip) is not int or min(size - 1, skip) < 0:
-            raise ValueError("size is 1 or more, skip is 0 or more, and there are no others")
+        _, part, options = parsed_source(source)
+        if options:
+            raise ValueError(f"{next(iter(options))} is neither size nor skip")
     except ValueError as error:
         raise DataError(
             f"{source}: {one_line(error)}; write environment?size=256&skip=0"
         ) from error
-    return ({"seed": skip + number} for number in range(size))
+    return ({"seed": number} for number in range(part.start, part.stop))

@@ -400,7 +400,6 @@ class TokenServer:
         for path in openai_api.FORMS:
             app.router.add_post(path, self._answered(self._chat))
         app.router.add_get("/v1/models", self._answered(self._models))
-        app.router.add_route("*", "/{path:.*}", self._answered(self._other))
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         self._runner, limit = runner, MAX_CONNECTIONS + len(self.sessions)
@@ -430,8 +429,6 @@ class TokenServer:
                 return web.Response(body=content, content_type="application/json")
             except PermissionError as error:
                 status, text = 401, str(error)
-            except _NotOffered as error:
-                status, text = 404, one_line(error)
             except web.HTTPRequestEntityTooLarge:
                 status, text = 413, f"a request has at most {openai_api.MAX_BYTES:,} bytes"
             except (ReasonError, ValueError) as error:
@@ -455,10 +452,6 @@ class TokenServer:
                 "base_url and the key that the rollout was given"
             )
         return session
-
-    async def _other(self, session: Session, request: web.Request) -> Any:
-        offered = ", ".join(["GET /v1/models", *(f"POST {path}" for path in openai_api.FORMS)])
-        raise _NotOffered(f"{request.method} {request.path} is not offered; there is {offered}")
 
     async def _models(self, session: Session, request: web.Request) -> Any:
         model = {"id": openai_api.MODEL, "object": "model", "max_model_len": self.context_tokens}
@@ -566,10 +559,6 @@ def _divided(text: str, opening: str) -> tuple[str, str]:
 def _order(ask: Ask) -> Any:
     """Order of a rollout's open requests, whichever came first."""
     return ask.ids, ask.max_tokens, ask.stop, ask.seed is not None, ask.seed or 0
-
-
-class _NotOffered(Exception):
-    """A path or method that the server does not have."""
 
 
 class _Closed(asyncio.Protocol):

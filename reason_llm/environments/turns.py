@@ -114,7 +114,7 @@ class Environments:
             kind.renderer.replies([kind.reply(".")], self.section.reply_tokens, REPLY)
 
     def play(self, wave: Wave) -> list[Group]:
-        """See ``Game``."""
+        """Play a wave; the same seed gives the same tokens where the environments do the same."""
         size = wave.params.num_completions
         rollouts = [_Rollout(self, prompt) for prompt in wave.prompts for _ in range(size)]
         groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
@@ -180,10 +180,8 @@ class Environments:
         """Ask the model for a turn of each, have the environments answer, and ask for the next;
         a group is reported when all of its rollouts have ended."""
         _, params, seed, progress, sampler, report = wave
-        max_tokens, rollouts = (
-            params.max_new_tokens,
-            [rollout for group in groups for rollout in group],
-        )
+        max_tokens = params.max_new_tokens
+        rollouts = [rollout for group in groups for rollout in group]
         ending = [list[Future[None]]() for _ in groups]
         played: dict[int, Group] = {}
 
@@ -466,10 +464,8 @@ class _Rollout:
 def _group(group: list[_Rollout]) -> Group:
     """The completions of a prompt, each after its own beginning if ``reset`` returned different
     texts."""
-    ids, tokenizer = (
-        [rollout.prompt.token_ids for rollout in group],
-        group[0].kind.renderer.tokenizer,
-    )
+    ids = [rollout.prompt.token_ids for rollout in group]
+    tokenizer = group[0].kind.renderer.tokenizer
     prompt = common_prompt(group[0].prompt, ids, tokenizer, "let what reset says begin alike")
     common = len(prompt.token_ids)
     return Group(prompt, tuple(rollout.completion(common) for rollout in group))

@@ -2,9 +2,7 @@
 document for each of them until its turn, when the buffer's file takes it."""
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -30,9 +28,7 @@ class AheadBuffer(RolloutBuffer):
     def __enter__(self) -> Self:
         super().__enter__()
         if not self.discard:
-            self._ahead = {
-                document.step: document for _, document in read_ahead(self.folder, self.run)
-            }
+            self._ahead = _read_ahead(self.folder, self.run)
         return self
 
     def read(self, step: int, checkpoint: str | None = None) -> Document | None:
@@ -78,21 +74,18 @@ class AheadBuffer(RolloutBuffer):
             (self.folder / _name(step)).unlink(missing_ok=True)
 
 
-def read_ahead(folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]]:
-    """The run's rollouts of steps ahead, with their files. What is damaged is sampled again."""
+def _read_ahead(folder: Path, run: RunIdentity) -> dict[int, Document]:
+    """The run's rollouts of steps ahead, by step. What is damaged is sampled again."""
+    documents = dict[int, Document]()
     for path in sorted(folder.glob("step-????????.json")):
         try:
             document = read_document(path, "it is sampled again")
         except RolloutBufferError as error:
-            _warn_once(str(error))
+            logger.warning("%s", error)
             continue
         if document.run.id == run.id and path.name == _name(document.step):
-            yield path, document
-
-
-@cache  # both the checks before a run and the run read it
-def _warn_once(text: str) -> None:
-    logger.warning("%s", text)
+            documents[document.step] = document
+    return documents
 
 
 def _name(step: int) -> str:

@@ -8,15 +8,15 @@ import functools
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -161,7 +161,8 @@ class Cluster:
         """Address of this machine for the replicas."""
         self.folder: Path | None = None
         """Temporary folder of a local cluster; no other user can enter it or Ray's own in it."""
-        self._reaper: subprocess.Popen[bytes] | None = None
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        """Ray's, of a local cluster; each is the first of a session."""
         self._group: Any = None
         self._holder: Any = None
         self._ended = threading.Event()
@@ -229,12 +230,6 @@ class Cluster:
         is_short = len(os.fsencode(tempfile.gettempdir())) <= MAX_TEMPORARY_BYTES
         folder = tempfile.mkdtemp(prefix="reason_llm-", dir=None if is_short else "/tmp")
         self.folder = Path(folder)
-        # It ends the cluster when this process is gone, in whatever way.
-        self._reaper = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("reaper.py")), folder],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
         gpus = _visible_gpus()[1:]  # the first is this process's
         environment |= {
             "RAY_AUTH_MODE": "token",
@@ -269,7 +264,7 @@ class Cluster:
         import ray  # here, as it reads the environment when it is imported
 
         try:
-            with _own_start():
+            with _own_start(self._daemons):
                 ray.init(
                     num_cpus=int(self._share["CPU"])
                     * (self.total - 1),  # Ray's workers, made ahead
@@ -394,10 +389,11 @@ class Cluster:
             if self._group is not None:
                 ray.util.remove_placement_group(self._group)
             ray.shutdown()
-        if self._reaper is not None:
-            assert self._reaper.stdin is not None
-            self._reaper.stdin.close()
-            self._reaper.wait()
+        for daemon in self._daemons:  # and their agents, which otherwise live on for half a minute
+            with suppress(ProcessLookupError):
+                os.killpg(daemon.pid, signal.SIGKILL)
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @functools.cache
@@ -436,18 +432,17 @@ def _silence_ray() -> None:
 
 
 @contextmanager
-def _own_start() -> Iterator[None]:
-    """Start Ray's daemons in sessions of their own: SIGTERM to this process's group is for the run,
-    which still needs them to save. They may take ``START_SECONDS``, as long as none has ended, and
-    not 30 s, which a loaded machine misses (2.60, services.start_ray_process, node.Node). The
-    autoscaler's monitor is left out, as by ``ray start --no-monitor``: it shows its metrics on a
-    port to every user of the machine.
+def _own_start(daemons: "list[subprocess.Popen[bytes]]") -> Iterator[None]:
+    """Start Ray's daemons, which are added to the list, in sessions of their own: SIGTERM to this
+    process's group is for the run, which still needs them to save. They may take ``START_SECONDS``,
+    as long as none has ended, and not 30 s, which a loaded machine misses (2.60,
+    services.start_ray_process, node.Node). The autoscaler's monitor is left out, as by ``ray start
+    --no-monitor``: it shows its metrics on a port to every user of the machine.
     """
     from ray._private import node, services
 
     popen, get_node = services.ConsolePopen, services.get_node
     start_monitor = node.Node.start_monitor
-    daemons: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
         daemons.append(popen(*arguments, start_new_session=True, **options))

@@ -1,12 +1,13 @@
 """The answers of this package to the core: the processes that a config asks for, with their memory
-and their part in the buffer; their start; and sums of what they did. Imported without torch.
+and their part in the buffer; and their start. Imported without torch.
 """
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,10 @@ from typing import Any
 from reason_llm.config import Config, installation
 from reason_llm.errors import ConfigError
 from reason_llm.model.plan import GIB, TeamSizes
-from reason_llm.replicas.ahead_buffer import AheadBuffer, read_ahead
+from reason_llm.replicas.ahead_buffer import AheadBuffer
 from reason_llm.replicas.errors import ReplicaError
 from reason_llm.run.start.processes import Processes
-from reason_llm.run.store.buffer import RolloutBuffer, Source
-from reason_llm.run.store.document import Document, RunIdentity
-from reason_llm.run.store.metrics import Record
-from reason_llm.run.store.writer import BackgroundWriter
+from reason_llm.run.store.buffer import RolloutBuffer
 
 AHEAD = "ahead"
 """Folder in the run's with the rollouts of steps that are sampled ahead."""
@@ -38,24 +36,11 @@ class Several(Processes):
 
     is_alone = False
 
-    def later_steps(self, folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]]:
-        """See ``Processes``."""
-        if self.max_staleness:
-            yield from read_ahead(folder / AHEAD, run)
-
-    def buffer(
-        self,
-        path: Path,
-        folder: Path,
-        run: RunIdentity,
-        sources: Sequence[Source],
-        writer: BackgroundWriter,
-        discard: bool,
-    ) -> RolloutBuffer:
+    def buffer_class(self, folder: Path) -> Callable[..., RolloutBuffer]:
         """See ``Processes``."""
         if not self.max_staleness:
-            return super().buffer(path, folder, run, sources, writer, discard)
-        return AheadBuffer(path, run, sources, writer, discard, folder=folder / AHEAD)
+            return super().buffer_class(folder)
+        return partial(AheadBuffer, folder=folder / AHEAD)
 
 
 def processes_of(config: Config) -> Processes:
@@ -137,17 +122,3 @@ def start(job: Any, watch: Any) -> AbstractContextManager[Any]:
     many = import_module("reason_llm.replicas.many")
     team: AbstractContextManager[Any] = many.start(job, watch)
     return team
-
-
-def totals(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Sums of what each replica did, by its number: ``sampling_seconds``, ``learning_seconds``,
-    ``waiting_seconds`` (of these) and ``sent_bytes``; none for a run by one process."""
-    by_number: dict[str, dict[str, float]] = {}
-    for record in records:
-        for key, value in record.items():
-            _, _, rest = key.partition("replicas/")
-            number, _, name = rest.partition("/")
-            if name:
-                sums = by_number.setdefault(number, {})
-                sums[name] = round(sums.get(name, 0.0) + value, 3)
-    return dict(sorted(by_number.items(), key=lambda item: (len(item[0]), item[0])))

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from reason_llm.model import Datum
 from reason_llm.replicas.ahead import Ahead
 from reason_llm.replicas.cluster import SILENT_SECONDS, Call, Cluster, Member
 from reason_llm.replicas.crew import MAX_STARTS, Crew, Deal
-from reason_llm.replicas.entry_points import Several, totals
+from reason_llm.replicas.entry_points import Several
 from reason_llm.replicas.errors import PeersLost, ReplicaError
 from reason_llm.replicas.peers import GroupPeers, Seat, listen
 from reason_llm.replicas.replica import costs
@@ -95,10 +94,6 @@ class Many(Crew):
             phase = name.removeprefix("time/")
             record[name if phase == name else f"time/ahead_{phase}"] = value
         return record
-
-    def summary(self, records: Sequence[Record]) -> dict[str, Any]:
-        """See ``Team``."""
-        return {"replicas": totals(records)}
 
     def sample(
         self, parts: Sequence[Part], params: SamplingParams, own: Draw, progress: Progress

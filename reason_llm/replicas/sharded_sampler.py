@@ -5,7 +5,6 @@ one batch, each request has its own seed."""
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from reason_llm.rollout import Group, Prompt
@@ -87,13 +86,12 @@ def sample_lot(
     sampled: list[list[Group]] = []
     for part in lot:
         before = sum(map(len, sampled))
-        of_part = partial(_later, ended, before)
+
+        def of_part(place: int, group: Group, before: int = before) -> None:
+            ended(before + place, group)
+
         sampled.append(sampler.sample(part.prompts, params, part.seed, progress, of_part))
     return sampled
-
-
-def _later(ended: Ended, before: int, place: int, group: Group) -> None:
-    ended(before + place, group)
 
 
 def lots(parts: Sequence[Part], takers: int, in_batches: bool) -> list[Lot]:

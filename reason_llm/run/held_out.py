@@ -20,7 +20,6 @@ from reason_llm.files import open_regular, write_atomically
 from reason_llm.model import Datum
 from reason_llm.rollout import Group, Prompt
 from reason_llm.run import collect
-from reason_llm.run.rows import Rows
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.store import metrics
 from reason_llm.run.store.metrics import Record
@@ -53,10 +52,9 @@ def sampling_params(config: Config) -> SamplingParams:
 class HeldOut:
     """The evaluations of one run."""
 
-    def __init__(self, job: Job, learner: Learner, rows: Rows, team: Team) -> None:
+    def __init__(self, job: Job, learner: Learner, team: Team) -> None:
         self._job = job
         self._learner = learner
-        self._rows = rows
         self._team = team
         sets, held = job.data.held_out, job.data.held_out_rows
         identity = [
@@ -83,10 +81,10 @@ class HeldOut:
     def evaluate(self, step: int, watch: Watch, writer: BackgroundWriter) -> Record:
         """The metrics of this moment's policy; the completions are written to a file."""
         answers = self._answers(step, watch, writer) if self._job.data.held_out else {}
-        if self._job.data.held_out_rows is None:
+        if (held := self._job.data.held_out_rows) is None:
             return answers
         with learning(self._learner):
-            return answers | judge(self._learner, self._rows.held_out())
+            return answers | judge(self._learner, [Datum.of_row(row) for row in held.rows])
 
     def _answers(self, step: int, watch: Watch, writer: BackgroundWriter) -> Record:
         job, config, params = self._job, self._job.config, self._params

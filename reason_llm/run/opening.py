@@ -79,9 +79,8 @@ def _locked(job: Job) -> Iterator[tuple[RolloutBuffer, Archive, BackgroundWriter
     writer = BackgroundWriter()
     archive = Archive(job.folder, int(run.keep_buffers_gib * GIB))
     source = partial(_saved_rollouts, job) if job.run.saved_buffers else archive.read
-    buffer = job.run.processes.buffer(
-        run.buffer_path, job.folder, job.state.run, [source], writer, never
-    )
+    make_buffer = job.run.processes.buffer_class(job.folder)
+    buffer = make_buffer(run.buffer_path, job.state.run, [source], writer, never)
     with buffer if job.config.samples else nullcontext(), run_lock(job.config), writer:
         # Another process may have gone on since ``prepare`` looked.
         if not never and checkpoint.listing(job.folder) != job.run.checkpoints:

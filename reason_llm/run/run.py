@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from reason_llm.config import Config
+from reason_llm.data import order
 from reason_llm.errors import OutOfMemory
 from reason_llm.model import Datum
 from reason_llm.model.plan import GIB, Meter, peak_rss_mib
@@ -15,7 +16,6 @@ from reason_llm.rollout import LOGGED, Group
 from reason_llm.run.collect import Step
 from reason_llm.run.held_out import HeldOut
 from reason_llm.run.phases import Phases
-from reason_llm.run.rows import Rows
 from reason_llm.run.start.prepare import Job
 from reason_llm.run.stopping import StopSignal
 from reason_llm.run.store import best, checkpoint, kept_adapters, metrics
@@ -48,11 +48,10 @@ class Run:
     def __post_init__(self) -> None:
         job, policy = self.job, self.learners.policy
         self.model = policy.model
-        self.rows = Rows(job)
         self.phases = Phases(
             job, policy, self._team, self._watch, self._stop, self._meter, self._save
         )
-        self._held_out = HeldOut(job, policy, self.rows, self._team)
+        self._held_out = HeldOut(job, policy, self._team)
         self._kept = kept_adapters.KeptAdapters(
             job.config,
             job.folder,
@@ -92,8 +91,15 @@ class Run:
         )
 
     def batch(self, step: int) -> list[Datum]:
-        """The rows of a step, in a stage that learns from a set of rows."""
-        return self.rows.drawn(self.state.drawn, self.config.train.rows_per_step)
+        """The rows of a step, in a stage that learns from a set of rows, in the run's order."""
+        data, seed = self.job.data, self.config.run.seed
+        count = self.config.train.rows_per_step
+        drawn = order(data.sizes, data.weights, seed, self.state.drawn, count)
+        return [
+            replace(Datum.of_row(row), group=number)
+            for number, index in enumerate(drawn)
+            for row in data.units[index]
+        ]
 
     @contextmanager
     def sampling(self, step: int) -> Iterator[Sampler]:
@@ -155,7 +161,6 @@ class Run:
         self._evaluate_if(self._held_out.is_due(self.state.step))
         self._kept.take(self.state)
         self.phases.record = self._team.take_record(step, sampled_by) | record
-        self.phases.record["time/writing_seconds"] = self._writer.take_seconds()
         self._show(last)
         self._writer.submit(self._log.sync)
         every = self.config.run.save_every
@@ -183,7 +188,6 @@ class Run:
         records, since = self._log.records(), self._log.seconds_since()
         last = folder / kept_adapters.kept_name("last", self.config.model.train)
         summary = metrics.summarize(records, last, since)
-        summary |= self._team.summary(records)
         summary["best"] = None if state.best is None else asdict(state.best)
         summary["judged_by"] = self.config.score.judged_by
         summary["kept"] = kept_adapters.written(folder, self.config.model.train)

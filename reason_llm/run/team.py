@@ -3,7 +3,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from torch import Tensor
 
@@ -71,7 +70,3 @@ class Team:
         """Numbers for a step's record, such as each process's work since the last one;
         ``sampled_by`` is the version of the policy that sampled the step, if it is known."""
         return {}
-
-    def summary(self, records: Sequence[Record]) -> dict[str, Any]:
-        """For ``summary.json``: what each process did in these records, if there are several."""
-        return {"replicas": {}}

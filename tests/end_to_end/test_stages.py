@@ -373,14 +373,13 @@ def test_a_damaged_copy_of_the_start_is_one_line(
     content = copied.read_bytes()
     copied.write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:])
     line = refusal("irpo", "--run.steps", "5", folder=folder)
-    assert f"{copied.parent}, the run's copy of model.start, is damaged (" in line
-    assert "; restore it, or start with --run.resume never" in line
+    assert f"{copied.parent}: " in line and "; restore it" in line
     (copied.parent / "digests.json").unlink()
     line = refusal("irpo", "--run.steps", "5", folder=folder)
     assert "model.start_sha256" in line
     cut(copied)
     line = refusal("irpo", "--run.steps", "5", folder=folder)
-    assert f"{copied.parent}, the run's copy of model.start, is damaged (" in line
+    assert str(copied.parent) in line
 
 
 def test_a_run_begun_anew_begins_from_the_adapter_that_it_names(good: Path, tmp_path: Path) -> None:

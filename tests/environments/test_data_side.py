@@ -11,7 +11,7 @@ from reason_llm.environments.data_side import (
     environment_class,
     environment_name,
     environments_by_name,
-    reset_columns,
+    reset_parameters,
     tool_methods,
     tool_schemas,
 )
@@ -40,8 +40,8 @@ def test_a_class_is_an_environment_by_its_methods(tmp_path: Path) -> None:
     (path := tmp_path / "its.py").write_text(SOURCE)
     for name, told in (
         ("function", "is not a class; name one"),
-        ("Mute", "has neither a method step(text), which answers what the model writes, nor"),
-        ("Still", "has no method reset; add it: reset(**row) gives a text or None"),
+        ("Mute", "needs a method reset(**row), which gives a text or None, and step(text)"),
+        ("Still", "needs a method reset(**row), which gives a text or None, and step(text)"),
     ):
         with pytest.raises(
             ConfigError, match=re.escape(f"sample.environment={path}:{name} {told}")
@@ -49,9 +49,9 @@ def test_a_class_is_an_environment_by_its_methods(tmp_path: Path) -> None:
             environment_class(f"{path}:{name}")
     for name, methods, columns in (("Game", [], ["level", "color"]), ("Tools", ["add"], [])):
         assert list(tool_methods(environment_class(f"{path}:{name}"))) == methods
-        assert reset_columns(f"{path}:{name}") == columns
+        assert list(DataSide(f"{path}:{name}").needed_columns("")) == columns
     for where in ("agent:a.py:f", "mcp:server", "verifiers", "verifiers?a=1"):
-        assert (reset_columns(where), tool_schemas(where)) == ([], ())
+        assert (reset_parameters(where), tool_schemas(where)) == ([], ())
 
 
 def test_a_row_names_its_environment() -> None:

@@ -1019,7 +1019,7 @@ def test_async_environments(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "its.py"
     path.write_text("class Class:\n    def step(self, text): ...\n")
-    with pytest.raises(ConfigError, match="has no method reset"):
+    with pytest.raises(ConfigError, match=r"needs a method reset\(\*\*row\)"):
         Environments(config_of(f"{path}:Class"), renderer(TOKENIZER), 400)
     with pytest.raises(ValueError, match=r"score\.rewards has environment"):
         config_of(None)

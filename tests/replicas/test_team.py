@@ -1,4 +1,4 @@
-"""By which adapter a replica samples, and what a summary says of each."""
+"""By which adapter a replica samples."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from reason_llm.config import Config
-from reason_llm.replicas.entry_points import totals
 from reason_llm.replicas.errors import ReplicaError
 from reason_llm.replicas.replica import Replica, Work, as_written
 from reason_llm.replicas.sharded_sampler import Part
@@ -50,18 +49,3 @@ def test_a_replica_samples_by_what_it_learned_or_by_what_it_holds(
     assert drawn(None) == other
     replica.load(replica._learners.state(), 48)
     assert replica._learners.policy.micro_batches.tokens == 48
-
-
-def test_summary_says_what_each_replica_did() -> None:
-    """Of every step, in the order of their numbers; ``replicas/count`` is of no replica."""
-    records = [
-        {"step": 0},
-        {"step": 1, "replicas/count": 2.0, "replicas/10/sampling_seconds": 1.0,
-         "replicas/2/sent_bytes": 2**20, "replicas/2/learning_seconds": 3.0},
-        {"step": 2, "replicas/2/sent_bytes": 2**20, "replicas/2/waiting_seconds": 1.25},
-    ]  # fmt: skip
-    found = totals(records)
-    assert list(found) == ["2", "10"]
-    assert found["2"] == {"sent_bytes": 2**21, "learning_seconds": 3.0, "waiting_seconds": 1.25}
-    assert found["10"] == {"sampling_seconds": 1.0}
-    assert totals(records[:1]) == {}

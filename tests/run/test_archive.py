@@ -12,7 +12,7 @@ from reason_llm.errors import RolloutBufferError
 from reason_llm.rollout import Completion, Group, Prompt, shortest_decimals
 from reason_llm.run.start import saved_rollouts
 from reason_llm.run.start.saved_rollouts import default_target
-from reason_llm.run.store.archive import Archive, is_archived
+from reason_llm.run.store.archive import Archive
 from reason_llm.run.store.buffer import RolloutBuffer
 from reason_llm.run.store.document import (
     Document,
@@ -147,17 +147,8 @@ def test_a_damaged_file_is_passed_over(tmp_path: Path, caplog: pytest.LogCapture
     assert "step-00000003.json.gz cannot be read" in caplog.text
 
 
-def test_whose_archive_a_document_names(tmp_path: Path) -> None:
-    def of(**section: object) -> Document:
-        return replace(document(3), run=replace(RUN, config={"run": section}))
-
-    kept = of(directory=str(tmp_path))
-    assert not is_archived(kept)
-    Archive(tmp_path / "small", 1 << 30).add(kept)
-    assert is_archived(kept)
-    for other in (of(), of(directory="a\0b"), replace(kept, step=2), replace(kept, run=RUN),
-                  replace(kept, run=replace(kept.run, id="b"))):  # fmt: skip
-        assert not is_archived(other)
+def test_whose_unfinished_rollouts_a_file_holds(tmp_path: Path) -> None:
+    kept = document(3)
     assert unfinished_run(tmp_path / "none.json") is None
     held = {"x": to_bytes(kept), "y": to_bytes(replace(kept, trained=True)), "z": b"{"}
     for name, content in held.items():

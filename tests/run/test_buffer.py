@@ -119,17 +119,17 @@ def test_another_run_is_refused_and_nothing_changes(tmp_path: Path) -> None:
         assert holds(buffer, 3)
 
 
-def test_a_finished_run_s_buffer_is_moved_aside(tmp_path: Path) -> None:
+def test_a_finished_run_s_buffer_is_overwritten(tmp_path: Path) -> None:
     path = saved(tmp_path / "buffer.json")
     with RolloutBuffer(path, identity()) as buffer:
         buffer.finish()
     kept = path.read_bytes()
     with RolloutBuffer(path, identity("run-b")) as buffer:
         assert not holds(buffer, 3)
-        assert path.read_bytes() == kept  # nothing moves before there is something to write
+        assert path.read_bytes() == kept  # until there is something to write
         buffer.write(0, [group("c")], whole=False)
         assert groups(buffer, 0) == [group("c")]
-    assert (tmp_path / "buffer.old-1.json").read_bytes() == kept
+    assert [file.name for file in tmp_path.glob("[!.]*")] == ["buffer.json"]
 
 
 def test_a_run_that_ends_before_the_step_of_its_buffer_leaves_that_as_it_is(tmp_path: Path) -> None:

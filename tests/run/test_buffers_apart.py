@@ -1,6 +1,5 @@
 """Runs that share data/buffer.json neither stop nor lose each other."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,26 +104,6 @@ def test_finished_rollouts_do_not_pile_up(named: Callable[..., Config]) -> None:
         archived = read_document(Path("runs") / name / "buffers" / "step-00000000.json.gz")
         assert archived.run.name == name
     assert [path.name for path in Path("data").glob("[!.]*")] == ["buffer.json"]
-
-
-def test_finished_rollouts_that_are_nowhere_else_are_moved_aside(
-    named: Callable[..., Config],
-) -> None:
-    train(named("one", run__keep_buffers_gib=0))
-    train(named("two"))
-    assert read_document(Path("data/buffer.old-1.json")).run.name == "one"
-
-
-@pytest.mark.long
-def test_the_archive_of_another_run_of_that_name_does_not_count(
-    named: Callable[..., Config],
-) -> None:
-    train(named("one"))
-    first = read_document(SHARED).run.id
-    shutil.rmtree("runs/one")
-    train(named("one", run__buffer="elsewhere.json"))
-    train(named("two"))
-    assert read_document(Path("data/buffer.old-1.json")).run.id == first
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from reason_llm.data import order
 from reason_llm.loop import train
 from reason_llm.model import Datum
 from reason_llm.run import SILENT
-from reason_llm.run.rows import Rows
+from reason_llm.run.opening import open_run
 from reason_llm.run.start.prepare import prepare
 from reason_llm.train import Learner
 
@@ -58,14 +59,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 def test_rows_are_drawn_in_the_run_s_order(preferences: Make) -> None:
     job = prepare(preferences(run__seed=3), SILENT)
-    found, (data_set,) = Rows(job), job.data.training
+    (data_set,) = job.data.training
     drawn = [data_set.rows[2 * i + side] for i in order([10], [1.0], 3, 4, 5) for side in (0, 1)]
-    assert [(tuple(d.ids), d.group) for d in found.drawn(4, 5)] == [
-        (row.ids, n // 2) for n, row in enumerate(drawn)
-    ]
-    assert [tuple(d.ids) for d in found.held_out()] == [
-        row.ids for row in job.data.held_out_rows.rows
-    ]
+    with open_run(job, SILENT) as run:
+        run.state = replace(run.state, drawn=4)
+        assert [(tuple(d.ids), d.group) for d in run.batch(0)] == [
+            (row.ids, n // 2) for n, row in enumerate(drawn)
+        ]
 
 
 def test_the_reference_reads_the_rows_of_each_step_and_evaluation(

@@ -40,12 +40,11 @@ const clock = (time) => time.replace(/^(\S{10})T(\S{8})\+00:00$/, "$1 $2 UTC");
 
 function machineSection(run, start) {
   const { machine, packages, reason_llm } = start;
-  const commit = reason_llm.commit ? reason_llm.commit.slice(0, 12) + (reason_llm.dirty ? ", with changes" : "") : "not known";
   const section = make("section", {}, make("h2", {}, "Machine and versions"), facts([
     ["Started", clock(run.starts[0].time)], ["Resumed", run.starts.slice(1).map((each) => `after step ${each.step}, ${clock(each.time)}`).join("; ")],
     ["GPU", machine.gpu ? `${machine.gpu}, ${machine.gpu_gib} GiB, CUDA ${machine.cuda}` : "none"], ["Processor", `${machine.processor}, ${plural(machine.cores, "core")}, ${plural(machine.threads, "PyTorch thread")}`],
     ["Host memory", `${machine.host_gib} GiB`], ["System", machine.system], ["Python", machine.python],
-    ["reason_llm", `${reason_llm.version}, git commit ${commit}`],
+    ["reason_llm", reason_llm],
     ["Packages", Object.entries(packages).map(([name, version]) => `${name} ${version}`).join(", ")],
   ]));
   return section;

@@ -1,12 +1,10 @@
 """The processes of a run before they start: this one, or those of the package ``replicas``."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from reason_llm.config import Config
-from reason_llm.run.store.buffer import RolloutBuffer, Source
-from reason_llm.run.store.document import Document, RunIdentity
-from reason_llm.run.store.writer import BackgroundWriter
+from reason_llm.run.store.buffer import RolloutBuffer
 
 
 class Processes:
@@ -14,21 +12,9 @@ class Processes:
 
     is_alone = True
 
-    def later_steps(self, folder: Path, run: RunIdentity) -> Iterator[tuple[Path, Document]]:
-        """Rollouts of steps after the one in the buffer, with their files."""
-        yield from ()
-
-    def buffer(
-        self,
-        path: Path,
-        folder: Path,
-        run: RunIdentity,
-        sources: Sequence[Source],
-        writer: BackgroundWriter,
-        discard: bool,
-    ) -> RolloutBuffer:
-        """The run's buffer; ``folder`` is the run's."""
-        return RolloutBuffer(path, run, sources, writer, discard)
+    def buffer_class(self, folder: Path) -> Callable[..., RolloutBuffer]:
+        """What makes the run's buffer, as ``RolloutBuffer``; ``folder`` is the run's."""
+        return RolloutBuffer
 
 
 def processes_of(config: Config) -> Processes:

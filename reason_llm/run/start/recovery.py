@@ -28,11 +28,8 @@ def state_of(run: ResolvedRun) -> RunState:
     if run.config.samples and run.config.run.resume != "never":
         path = run.config.run.buffer_path
         found = buffer.check(path, state.run)
-        own = [*run.processes.later_steps(run.folder, state.run)]
         if found is not None and found.run.id == state.run.id:
-            own.append((path, found))
-        for place, document in own:
-            check_fits(place, document, run.subject.context_tokens, run.subject.vocabulary)
+            check_fits(path, found, run.subject.context_tokens, run.subject.vocabulary)
     return state
 
 
@@ -69,7 +66,7 @@ def _from_buffer(path: Path, name: str, config: dict[str, Any]) -> RunState | No
     document = _unfinished(path, name)
     if document is None:
         return None
-    checkpoint.refused_changes(document.run.config, config)  # those are told when it is checked
+    checkpoint.warn_of_changes(document.run.config, config)  # those are told when it is checked
     run = RunIdentity(document.run.id, name, config)
     section = document.run.config.get("run")
     resume = section.get("resume") if isinstance(section, dict) else None
@@ -101,7 +98,7 @@ def _from_copy(begun: RunState, path: Path) -> RunState | None:
     state = checkpoint.read(begun.folder)
     if not _is_of(state, document):
         return None
-    checkpoint.refused_changes(document.run.config, begun.run.config)
+    checkpoint.warn_of_changes(document.run.config, begun.run.config)
     return replace(state, run=RunIdentity(document.run.id, begun.run.name, begun.run.config))
 
 

@@ -3,8 +3,7 @@
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from reason_llm.data import (
     player_of,
     renderer_of,
 )
-from reason_llm.errors import CheckpointError, ModelError, RolloutBufferError, one_line
+from reason_llm.errors import RolloutBufferError
 from reason_llm.files import check_writable
 from reason_llm.model import (
     adapters,
@@ -91,8 +90,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     elif start is not None:
         start = folder / reference.START  # the copy that the run made at its start
     if start is not None:
-        with _reading_start(start, folder):
-            config = with_start(config, start)
+        config = with_start(config, start)
     subject = look_at(config)
     renderer = renderer_of(subject.config, subject.tokenizer)
     buffer = buffer_path(subject.config)
@@ -110,8 +108,7 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
     stop_strings(subject.tokenizer, tuple(config.sample.stop))
     episodes = episodes_of(config, renderer, subject.context_tokens)
     if start is not None:
-        with _reading_start(start, folder):
-            adapters.check_fits(subject.policy, start, subject.config.model.path)
+        adapters.check_fits(subject.policy, start, subject.config.model.path)
     data = _load(subject, scorer, watch)
     if data.attachments is not None:
         data.attachments.check(config, processes.is_alone)
@@ -148,20 +145,6 @@ def resolve(config: Config, scorer: Scorer, watch: Watch) -> tuple[ResolvedRun, 
             config, start, data, readers, saved, _reading(config, subject, renderer)
         ),
     ), data
-
-
-@contextmanager
-def _reading_start(start: Path, folder: Path) -> Iterator[None]:
-    """Context in which damage of the run's own copy of ``model.start`` is a CheckpointError."""
-    try:
-        yield
-    except ModelError as error:
-        if start != folder / reference.START:
-            raise
-        raise CheckpointError(
-            f"{start}, the run's copy of model.start, is damaged ({one_line(error)[:200]}); "
-            "restore it, or start with --run.resume never, which moves the run aside"
-        ) from error
 
 
 def _load(subject: Subject, scorer: Scorer, watch: Watch) -> Data:

@@ -66,20 +66,5 @@ class Archive:
             total -= size
 
 
-def is_archived(document: Document) -> bool:
-    """Whether the archive of the document's run holds this step; another run may have its name."""
-    section = document.run.config.get("run")
-    directory = section.get("directory") if isinstance(section, dict) else None
-    if not isinstance(directory, str) or "\0" in directory:
-        return False
-    try:
-        archived = read_document(
-            Path(directory) / document.run.name / "buffers" / _name(document.step)
-        )
-    except RolloutBufferError:
-        return False
-    return (archived.run.id, archived.step) == (document.run.id, document.step)
-
-
 def _name(step: int) -> str:
     return f"step-{step:08d}.json.gz"

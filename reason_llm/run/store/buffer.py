@@ -2,7 +2,7 @@
 
 One document (``document``), written to a temporary file and renamed, so that a reader never finds
 half of one, even after a kill. A lock that ends with its process protects it. A document of another
-run is refused, moved aside, or overwritten if it is finished and in its run's archive, too.
+run is refused, or overwritten if that run is finished.
 """
 
 import os
@@ -16,7 +16,6 @@ from reason_llm.config import file as config_file
 from reason_llm.errors import RolloutBufferError
 from reason_llm.files import FileLock, move_aside, write_atomically
 from reason_llm.rollout import Group
-from reason_llm.run.store.archive import is_archived
 from reason_llm.run.store.document import Document, RunIdentity, read_document, to_bytes
 from reason_llm.run.store.writer import BackgroundWriter
 
@@ -45,7 +44,7 @@ class RolloutBuffer:
     writer: BackgroundWriter | None = None
     discard: bool = False
     _gives_way: bool = False
-    """Whether the file holds another run's rollouts that are also in that run's archive."""
+    """Whether the file holds a finished run's rollouts."""
     _document: Document | None = None
     """This run's rollouts in the file."""
     _second: Document | None = None
@@ -57,10 +56,8 @@ class RolloutBuffer:
             until_checked.enter_context(self._lock)
             document = None if self.discard else check(self.path, self.run)
             until_checked.pop_all()  # from here on, __exit__ lets go of the lock
-        if document is None or document.run.id == self.run.id:
-            self._document = document
-        else:
-            self._gives_way = is_archived(document)
+        self._gives_way = document is not None and document.run.id != self.run.id
+        self._document = None if self._gives_way else document
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -129,7 +126,7 @@ class RolloutBuffer:
         self._keep(document)
 
     def finish(self) -> None:
-        """Mark the run as over, so that another run may set its rollouts aside. A step that was
+        """Mark the run as over, so that another run may overwrite its rollouts. A step that was
         sampled in part, before ``run.steps`` was lowered, stays so."""
         if self._document is not None and not self._document.trained:
             self._write(replace(self._document, trained=True))
@@ -151,8 +148,7 @@ class RolloutBuffer:
         if held is None or held.step != document.step:
             self._settle()
         if held is None or held.step > document.step:
-            # Another run's, or sampled by later weights than the checkpoint's.
-            if not self._gives_way:
+            if not self._gives_way:  # sampled by later weights than the checkpoint's
                 self._set_aside()
             self._gives_way = False
         self._document = document
@@ -167,7 +163,7 @@ class RolloutBuffer:
 
 
 def check(path: Path, run: RunIdentity) -> Document | None:
-    """The document in ``path``, if this run may continue from it or set it aside; writes nothing.
+    """The document in ``path``, if this run may continue from it or overwrite it; writes nothing.
 
     Raises:
         RolloutBufferError: damaged, or of another, unfinished run or config.
@@ -182,7 +178,7 @@ def check(path: Path, run: RunIdentity) -> Document | None:
         f"or start with --run.resume never, which moves {path} aside"
     )
     if document.run.id != run.id:
-        if document.trained:  # setting it aside loses nothing
+        if document.trained:
             return document
         raise RolloutBufferError(
             f"{path} holds step {document.step} of the unfinished run {document.run.name!r} "

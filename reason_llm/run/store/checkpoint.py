@@ -18,7 +18,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,21 +111,15 @@ def find(run_folder: Path, name: str, config: dict[str, Any]) -> RunState:
         )
     is_early = ends_early(state.best, config["eval"]["patience"])
     if state.step < config["run"]["steps"] and not is_early:
-        _warn_of(found.warned)
+        warn_of_changes(state.run.config, config)
     changed = tuple(sorted(found.warned + found.free))
     return replace(state, run=RunIdentity(state.run.id, name, config), changed=changed)
 
 
-def refused_changes(old: dict[str, Any], new: dict[str, Any]) -> Sequence[str]:
-    """Changes of the config that a resumed run refuses; warns of those that make it another
-    experiment."""
+def warn_of_changes(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Warn of changes of the config that make a run another experiment, if none is refused."""
     changes = config_file.changes(old, new)
-    _warn_of([] if changes.refused else changes.warned)
-    return changes.refused
-
-
-def _warn_of(changes: Sequence[str]) -> None:
-    for line in changes:
+    for line in [] if changes.refused else changes.warned:
         logger.warning("the run resumes with %s: from here on it is another experiment", line)
 
 

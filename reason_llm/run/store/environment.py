@@ -1,4 +1,4 @@
-"""Versions, machine, commit and data of a run, recorded at each start for its report.
+"""Versions, machine and data of a run, recorded at each start for its report.
 
     <run>/environment.json: {"starts": [{"step", "time", "reason_llm", "packages", "machine",
     "data", "plan"}, ...]}
@@ -10,7 +10,6 @@ here names a host, a user or a folder but those that the config names.
 import importlib.metadata
 import os
 import platform
-import subprocess
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 
 import reason_llm
 from reason_llm.data import Data, DataSet
-from reason_llm.files import MIB, read_object, read_text, sealed, write_atomically
+from reason_llm.files import MIB, read_object, sealed, write_atomically
 from reason_llm.model.plan import GIB, Plan
 
 PACKAGES = (
@@ -42,7 +41,8 @@ def record_start(run_folder: Path, step: int, data: Data, plan: Plan) -> None:
     """
     path = run_folder / "environment.json"
     now: dict[str, Any] = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    now |= {"reason_llm": _own_version(), "packages": _packages(), "machine": _machine()}
+    now |= {"reason_llm": reason_llm.__version__}
+    now |= {"packages": _packages(), "machine": _machine()}
     now["data"] = _counts(data)
     now["plan"] = [
         {"name": line.name, "sampling": line.sampling, "learning": line.learning}
@@ -64,24 +64,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 @cache
-def _own_version() -> dict[str, Any]:
-    root = Path(reason_llm.__file__).parent.parent
-    commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no") if commit else None
-    dirty = None if changes is None else bool(changes)
-    return {"version": reason_llm.__version__, "commit": commit, "dirty": dirty}
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        command = ["git", "-C", str(root), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):  # no git, or it does not trust the repository
-        return None
-    return done.stdout.strip()
-
-
-@cache
 def _packages() -> dict[str, str]:
     versions = {}
     for name in PACKAGES:
@@ -95,7 +77,7 @@ def _packages() -> dict[str, str]:
 def _machine() -> dict[str, Any]:
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     machine: dict[str, Any] = {
-        "processor": _processor(),
+        "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "host_gib": round(host_bytes / GIB, 1),
         "python": platform.python_version(),
@@ -107,16 +89,6 @@ def _machine() -> dict[str, Any]:
         machine |= {"gpu": card.name, "gpu_gib": round(card.total_memory / GIB, 1)}
         machine |= {"cuda": torch.version.cuda}
     return machine
-
-
-def _processor() -> str:
-    try:
-        for line in read_text(Path("/proc/cpuinfo"), 16 * MIB).splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except (OSError, UnicodeDecodeError):
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _counts(data: Data) -> dict[str, Any]:

@@ -2,15 +2,12 @@
 
 import difflib
 import hashlib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from reason_llm.config import MOST_CONFIG_BYTES, Config, file as config_file
 from reason_llm.errors import CheckpointError, ConfigError, NotAsWritten
 from reason_llm.files import compare, read_object, read_text
-from reason_llm.rollout import record_from_json
-from reason_llm.run.store.best import Best, ends_early
 
 CONFIG = "resolved_config.yaml"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -195,30 +192,18 @@ def finished_steps(run: Path) -> int | None:
 
 
 def has_ended(run: Path) -> bool:
-    """Whether the run has ended where its own config asks, and has taken no step since; raises
-    ConfigError."""
+    """Whether the run has ended, and has taken no step since."""
     learned, newest = finished_steps(run), _newest_checkpoint(run)
-    if learned is None or (newest is not None and step_of(newest) > learned):
-        return False
-    config = read_config(run)
-    best = _object_in(run / "summary.json").get("best")
-    with suppress(ValueError):
-        is_early = ends_early(record_from_json(Best, best), config.eval.patience)
-        return learned >= config.run.steps or is_early
-    return learned >= config.run.steps
+    return learned is not None and (newest is None or step_of(newest) <= learned)
 
 
 def check_exists(option: str, adapter: Path) -> None:
     """Raises ConfigError if the option names no folder."""
-    if adapter.is_dir():
-        return
-    others = ""
-    if "reward" in option:
-        others = (
-            ", or a folder with a sequence-classification model (hf download "
-            f"{adapter} --local-dir model/{adapter.name} fetches one from the Hub)"
+    if not adapter.is_dir():
+        raise ConfigError(
+            f"{option}={adapter} is not a folder; name the adapter/ of a run, or fetch it from the "
+            f"Hub: hf download {adapter} --local-dir model/{adapter.name}"
         )
-    raise ConfigError(f"{option}={adapter} is not a folder; name the adapter/ of a run{others}")
 
 
 def check_ended(option: str, adapter: Path) -> None:

@@ -271,7 +271,7 @@ def summarize(records: list[Record], adapter: Path, since_last: float) -> dict[s
     accuracy = ends("eval/accuracy")
     # A resumed run may have other sets: only those of its first and last evaluation are compared.
     named = [accuracies(record) for record in records if "eval/accuracy" in record]
-    phases = ("sampling", "scoring", "learning", "evaluation", "saving", "buffer", "writing")
+    phases = ("sampling", "scoring", "learning", "evaluation", "saving", "buffer")
     seconds = {f"{name}_seconds": sum(values(f"time/{name}_seconds"), 0.0) for name in phases}
     seconds["total_seconds"] = sum(values("time/total_seconds"), since_last)
     peaks = [f"{phase}_{kind}_gib" for phase in ("sampling", "learning") for kind in PEAKS]

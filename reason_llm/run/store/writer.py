@@ -2,7 +2,6 @@
 a failed write nothing further is written, because a checkpoint says that everything before it is on
 disk."""
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Self
@@ -17,7 +16,6 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "writer")
         self._pending: list[Future[None]] = []
-        self._seconds = 0.0
         self._has_failed = False
 
     def __enter__(self) -> Self:
@@ -35,18 +33,13 @@ class BackgroundWriter:
     def submit(self, write: Callable[[], object]) -> None:
         """Call ``write`` after all earlier calls."""
 
-        def timed() -> None:
-            if self._has_failed:
-                return
-            started = time.perf_counter()
-            self._has_failed = True
-            try:
+        def unless_failed() -> None:
+            if not self._has_failed:
+                self._has_failed = True
                 write()
                 self._has_failed = False
-            finally:
-                self._seconds += time.perf_counter() - started
 
-        self._pending.append(self._pool.submit(timed))
+        self._pending.append(self._pool.submit(unless_failed))
 
     def wait(self) -> None:
         """Wait until everything is written; raises what the first failed write did."""
@@ -54,8 +47,3 @@ class BackgroundWriter:
         wait(pending)
         for call in pending:
             call.result()
-
-    def take_seconds(self) -> float:
-        """Seconds spent on writing since the last call."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds

@@ -277,7 +277,7 @@ def test_writing_over_a_folder_is_an_error_and_leaves_no_rest(tmp_path: Path) ->
 
 SET = {"name": "", "source": "a", "rows": 1, "prompts": 1, "left_out": {}}
 START: dict[str, Any] = {
-    "step": 0, "time": "now", "reason_llm": {"version": "1", "commit": None, "dirty": None},
+    "step": 0, "time": "now", "reason_llm": "1",
     "packages": {"torch": "2"}, "machine": {"processor": "p", "cores": 1},
     "data": {"training": [SET], "held_out": [SET], "in_both": 0},
     "plan": [{"name": "a", "sampling": 1, "learning": 2}],
