@@ -35,7 +35,7 @@ class Game(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Played(Episodes):
     """Rollouts of a ``sample.environment``."""
 
     game: Game
