@@ -167,7 +167,7 @@ def _reward_models(c: Any, is_outside: bool) -> dict[str, Path]:
 def _needs_reference(c: Any) -> bool:
     if c.stage == "preference":
         return bool(c.preference.row().needs_reference)
-    return c.stage == "rl" and c.algorithm.row().kl != "none"
+    return bool(c.stage == "rl" and c.algorithm.row().kl != "none")
 
 
 READERS: dict[str, ReaderRow] = {
