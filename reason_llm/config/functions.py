@@ -99,17 +99,11 @@ def _parts(value: Any, depth: int) -> Iterator[str]:
             if value.__name__ == "<lambda>":  # several may share a line
                 yield f"{code.co_code.hex()} {code.co_names}"
                 yield from _parts(code.co_consts, depth)
-            held = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+            held = [
+                cell.cell_contents for cell in value.__closure__ or () if cell != CellType()
+            ]  # not of a variable that is set later
         case _:
             yield f"{type(value).__module__}.{type(value).__qualname__}"
             held = [getattr(value, "__dict__", {})]
     for each in held if depth < MOST_DEPTH else ():
         yield from _parts(each, depth + 1)
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:  # of a variable that is set later
-        return False
-    return True

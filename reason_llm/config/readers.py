@@ -164,21 +164,17 @@ def _reward_models(c: Any, is_outside: bool) -> dict[str, Path]:
     }
 
 
-def _passes_of_reference(c: Any) -> Passes:
-    if c.stage == "rl":
-        return Passes(logprobs=int(c.algorithm.row().kl != "none"))
-    needs_it = c.stage == "preference" and c.preference.row().needs_reference
-    return Passes(logprobs=int(needs_it))
+def _needs_reference(c: Any) -> bool:
+    if c.stage == "preference":
+        return bool(c.preference.row().needs_reference)
+    return bool(c.stage == "rl" and c.algorithm.row().kl != "none")
 
 
 READERS: dict[str, ReaderRow] = {
     "reference": ReaderRow(
         adapters=lambda c: {"start": None} if c.compares_with_start else {},
-        reads_base=lambda c: (
-            c.preference.row().needs_reference if c.stage == "preference"
-            else c.samples and c.algorithm.row().kl != "none"
-        ),
-        passes=_passes_of_reference,
+        reads_base=_needs_reference,
+        passes=lambda c: Passes(logprobs=int(_needs_reference(c))),
     ),
     "critic": ReaderRow(
         is_of_algorithm=True,

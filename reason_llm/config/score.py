@@ -160,12 +160,9 @@ class ScoreSection(Section):
                 "evaluation; put a reward that judges answers first, with weight 0 if it only "
                 "evaluates"
             )
-        first, names_of = rewards[0].name, [reward.name for reward in rewards]
-        is_form = first is not None and first not in SAYS_RIGHT
-        if first in GO_BY_FIRST or (is_form and set(GO_BY_FIRST) & set(names_of)):
-            by_first = (
-                first if first in GO_BY_FIRST else next(n for n in names_of if n in GO_BY_FIRST)
-            )
+        first = rewards[0].name
+        by_first = next((each.name for each in rewards if each.name in GO_BY_FIRST), None)
+        if by_first is not None and first is not None and first not in SAYS_RIGHT:
             raise ValueError(
                 f"begins with {first}, and {by_first} takes answers as right if the first reward "
                 "is 1; put a reward first that judges what is right, such as boxed"

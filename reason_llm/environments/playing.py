@@ -28,7 +28,7 @@ MAX_FAILED_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Played(Episodes):
     """Rollouts of a ``sample.environment``."""
 
     game: "Environments | Sessions"

@@ -213,15 +213,10 @@ def _check_adapter(key: str, folder: Path, base: str) -> None:
 
 def _scale(key: str, folder: Path, described: Mapping[str, Any]) -> tuple[float, float]:
     mean, std = (_number(described.get(name)) for name in ("mean", "std"))
-    if mean is None or std is None:
+    if mean is None or std is None or std <= 0:
         raise ConfigError(
-            f"the reward model {key}: {folder / SCALE} holds no mean and std of held-out rewards; "
-            "set its option normalize to none, or train it with eval.rows"
-        )
-    if std <= 0:
-        raise ConfigError(
-            f"the reward model {key}: std={std:g} in {folder / SCALE}, so all its held-out rewards "
-            "are equal; train it further, or set its option normalize to none"
+            f"the reward model {key}: {folder / SCALE} holds no mean and no std above 0 of "
+            "held-out rewards; set its option normalize to none, or train it with eval.rows"
         )
     return mean, std
 

@@ -1,6 +1,6 @@
 """Sampling of completions with vLLM or Transformers, from the base copy and its adapter."""
 
-from reason_llm.sample.episodes import OneAnswer, episodes_of
+from reason_llm.sample.episodes import episodes_of
 from reason_llm.sample.phase import CANARY_PROMPTS, prove_sampler_is_policy, sampler_of, sampling
 from reason_llm.sample.protocol import (
     Ended,

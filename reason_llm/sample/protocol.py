@@ -56,11 +56,12 @@ class Sampler(Protocol):
         """Number of these prompts that fit into memory with all their completions; at least 1."""
 
 
-class Episodes(Protocol):
-    """The form of a run's rollouts: one answer of the model, or several with replies between."""
+class Episodes:
+    """The form of a run's rollouts: one answer of the model, unless a player replies to it."""
 
     def over(self, sampler: Sampler) -> Sampler:
         """The sampler of whole rollouts, over a sampler of single answers."""
+        return sampler
 
     def check(
         self, groups: Sequence[Group], earlier: Callable[[], Sequence[Mapping[str, Any]]]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from reason_llm.config.algorithms import ALGORITHMS, Algorithm, resolve
-from reason_llm.config.surrogates import SURROGATES, Terms, clipped_surrogate, vespo_weights
+from reason_llm.config.surrogates import SURROGATES, SurrogateColumns, Terms, vespo_weights
 from reason_llm.train import PolicyGradient, losses
 from reason_llm.train.objectives import Batch, Counts
 
@@ -35,6 +35,15 @@ def tensor(values: object) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
+def clipped(
+    log_ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    columns = SurrogateColumns(clip_low=clip_low, clip_high=clip_high)
+    everywhere = torch.ones_like(log_ratio, dtype=torch.bool)
+    old = torch.zeros_like(log_ratio)
+    return SURROGATES["clip"].loss(columns, Terms(log_ratio, old, advantages, everywhere))
+
+
 def policy_loss(row: Algorithm, terms: Terms) -> tuple[torch.Tensor, torch.Tensor]:
     return SURROGATES[row.surrogate].loss(row, terms)
 
@@ -44,8 +53,8 @@ def loss_and_gradient(
 ) -> tuple[float, torch.Tensor, torch.Tensor]:
     logprobs = tensor(LOGPROBS).requires_grad_()
     mask = torch.tensor(MASK)
-    ratio = torch.exp(logprobs - tensor(OLD))
-    loss, _ = clipped_surrogate(ratio, tensor([[1.0], [-1.0]]), clip_low, clip_high)
+    log_ratio = logprobs - tensor(OLD)
+    loss, _ = clipped(log_ratio, tensor([[1.0], [-1.0]]), clip_low, clip_high)
     count = losses.denominator(mask.sum(1).tolist(), aggregation, max_new_tokens)
     total = losses.masked_sum(loss, mask, aggregation) / count
     total.backward()
@@ -77,18 +86,18 @@ def test_clip_takes_the_gradient_only_where_it_would_go_further(
     ratio: float, advantage: float, gradient_lives: bool
 ) -> None:
     logprobs = tensor([[math.log(ratio)]]).requires_grad_()
-    loss, clipped = clipped_surrogate(torch.exp(logprobs), tensor([[advantage]]), 0.2, 0.28)
+    loss, is_clipped = clipped(logprobs, tensor([[advantage]]), 0.2, 0.28)
     loss.sum().backward()
     assert (logprobs.grad.item() != 0) == gradient_lives
-    assert clipped.item() == (not gradient_lives)
+    assert is_clipped.item() == (not gradient_lives)
     if gradient_lives:
         assert logprobs.grad.item() == pytest.approx(-advantage * ratio)
 
 
 def test_clip_high_is_the_upper_bound_and_clip_low_the_lower() -> None:
-    ratio = tensor([[1.25, 0.75]])
-    loss_up, up = clipped_surrogate(ratio, tensor([[1.0]]), 0.2, 0.28)
-    loss_down, down = clipped_surrogate(ratio, tensor([[-1.0]]), 0.2, 0.28)
+    log_ratio = tensor([[1.25, 0.75]]).log()
+    loss_up, up = clipped(log_ratio, tensor([[1.0]]), 0.2, 0.28)
+    loss_down, down = clipped(log_ratio, tensor([[-1.0]]), 0.2, 0.28)
     assert loss_up[0].tolist() == pytest.approx([-1.25, -0.75])
     assert loss_down[0].tolist() == pytest.approx([1.25, 0.8])
     assert up.tolist() == [[False, False]]
