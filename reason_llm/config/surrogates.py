@@ -117,22 +117,8 @@ def _reinforce(row: SurrogateColumns, terms: Terms) -> tuple[Tensor, None]:
 
 
 def _clip(row: SurrogateColumns, terms: Terms) -> tuple[Tensor, Tensor]:
-    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``, token by token; the unclipped ratio
-    is at most ``delta``, a bound for negative advantages.
-
-    Source of delta: INTELLECT-2, arXiv:2505.07291, and the c of arXiv:1912.09729.
-    """
-    ratio_BT, advantages_BT = terms.ratio(row.ratio), terms.advantages_BT
-    clipped_ratio_BT = ratio_BT.clamp(1 - row.clip_low, 1 + row.clip_high)
-    bounded_BT = ratio_BT.clamp(max=row.delta) if row.delta else ratio_BT
-    loss_BT = -(bounded_BT * advantages_BT).minimum(clipped_ratio_BT * advantages_BT)
-    negative_BT = advantages_BT < 0
-    clipped_BT = ((ratio_BT > 1 + row.clip_high) & (advantages_BT > 0)) | (
-        (ratio_BT < 1 - row.clip_low) & negative_BT
-    )
-    if row.delta:
-        clipped_BT = clipped_BT | ((ratio_BT > row.delta) & negative_BT)
-    return loss_BT, clipped_BT
+    ratio_BT = terms.ratio(row.ratio)
+    return clipped_surrogate(ratio_BT, terms.advantages_BT, row.clip_low, row.clip_high, row.delta)
 
 
 def _cispo(row: SurrogateColumns, terms: Terms) -> tuple[Tensor, None]:
@@ -203,6 +189,36 @@ SURROGATES: dict[str, Surrogate] = {
         weights_inside=True,
     ),
 }
+
+
+def clipped_surrogate(
+    ratio_BT: Tensor,
+    advantages_BT: Tensor,
+    clip_low: float,
+    clip_high: float,
+    delta: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``, token by token.
+
+    Args:
+        delta: the unclipped ratio is at most this, a bound for negative advantages; 0: none.
+
+    Returns:
+        loss_BT, and clipped_BT: True where clipping removed the token's gradient.
+
+    Source: arXiv:1707.06347 eq. 7; with two bounds, arXiv:2503.14476 eq. 8; delta, INTELLECT-2,
+    arXiv:2505.07291, and the c of arXiv:1912.09729.
+    """  # fmt: skip
+    clipped_ratio_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
+    bounded_BT = ratio_BT.clamp(max=delta) if delta else ratio_BT
+    loss_BT = -(bounded_BT * advantages_BT).minimum(clipped_ratio_BT * advantages_BT)
+    negative_BT = advantages_BT < 0
+    clipped_BT = ((ratio_BT > 1 + clip_high) & (advantages_BT > 0)) | (
+        (ratio_BT < 1 - clip_low) & negative_BT
+    )
+    if delta:
+        clipped_BT = clipped_BT | ((ratio_BT > delta) & negative_BT)
+    return loss_BT, clipped_BT
 
 
 def vespo_weights(terms: Terms) -> Tensor:
