@@ -76,13 +76,25 @@ def bin_of(score: float, edges: Sequence[float]) -> int:
     return sum(edge <= score for edge in edges)
 
 
+def _options_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a stored config, without the digests that identify its run."""
+    options = {}
+    for name, value in config.items():
+        if (field := Config.model_fields.get(name)) is None:
+            continue
+        known = getattr(field.annotation, "model_fields", None)
+        if known is not None and isinstance(value, Mapping):
+            value = {option: each for option, each in value.items() if option in known}
+        options[name] = value
+    return options
+
+
 class QuestionEnd:
     """End of the question in the prompts of a run, by the config stored with its rollouts."""
 
     def __init__(self, config: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase") -> None:
-        sections = {name: value for name, value in config.items() if name in Config.model_fields}
         try:
-            config_of_run = Config.model_validate(sections)
+            config_of_run = Config.model_validate(_options_of(config))
         except ValueError as error:
             raise RolloutBufferError(
                 f"the rollouts' config is not one of this version ({one_line(error)[:200]}), so "

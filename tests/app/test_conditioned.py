@@ -92,7 +92,11 @@ def saved(folder: Path, config: dict[str, Any], *prompts: str) -> Path:
 
 
 HEADER = "<|im_end|>\n<|im_start|>assistant\n"
-RUN = {"model": {"path": str(TINY)}, "data": {"train": "x"}, "data.columns_sha256": "a"}
+RUN = {
+    "model": {"path": str(TINY), "files_sha256": {"config.json": "0a"}, "end_token_ids": [2]},
+    "data": {"train": "x", "template_sha256": "0b"},
+}
+"""A config as buffers have it, with what identifies the run."""
 
 
 def test_rollouts_end_their_question_with_their_reward(tmp_path: Path) -> None:
