@@ -1,6 +1,8 @@
 """What a start says of the rows and the steps, before a weight is read."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,3 +89,19 @@ def test_the_size_and_the_strength_of_a_step_are_said(said: Callable[..., list[s
     options["model__adapter__targets"] = r"model\.layers\.([0-9]|1[0-9])\.(self_attn|mlp)\..*_proj"
     (line,) = [each for each in said(**options) if each.startswith("LoRA of")]
     assert r", on model\.layers" in line and "…; learning" in line and len(line) <= 100
+
+
+def test_the_weights_of_a_preference_loss_are_said(
+    said: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    pair = {"prompt": "What is 1 + 1?", "chosen": "2", "rejected": "3"}
+    (rows := tmp_path / "pairs.jsonl").write_text(f"{json.dumps(pair)}\n" * 4)
+    for row, told in (
+        ({"name": "dpo"}, "beta 0.1"),
+        ({"name": "irpo", "nll_coefficient": 0.5}, "beta 0.1; NLL of the chosen side x 0.5"),
+    ):
+        lines = said(
+            stage="preference", preference=row, algorithm={}, sample={}, score={},
+            data={"train": str(rows)}, train__rows_per_step=2,
+        )  # fmt: skip
+        assert [each for each in lines if each.startswith("objective:")] == [f"objective: {told}"]

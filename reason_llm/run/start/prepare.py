@@ -181,6 +181,10 @@ def _settings(config: Config) -> Iterator[str]:
         row = config.algorithm.row()
         kl = "no KL" if row.kl == "none" else f"KL {row.kl} x {row.kl_coefficient:g}"
         yield f"objective: aggregation {row.aggregation}; {kl}{_clipping(row)}"
+    if config.stage == "preference":
+        preference = config.preference.row()
+        nll = f"; NLL of the chosen side x {preference.nll_coefficient:g}"
+        yield f"objective: beta {preference.beta:g}{nll if preference.nll_coefficient else ''}"
     updates, total = train.epochs * train.optimizer_steps, config.policy_optimizer_steps
     warm_up = f"warm-up {train.warmup_steps}" if train.warmup_steps > 1 else ""
     if updates > 1 or warm_up:
