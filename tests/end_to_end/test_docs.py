@@ -39,6 +39,8 @@ EXEMPT = {
     "hf download": "needs the Hub",
     "examples/play.py configs/tools_qwen2.5-7b_24gb.yaml": "needs its tokenizer; see test_play.py",
     "scripts/make_digits.py": "two minutes; tests/images makes such a model, untrained",
+    "scripts/pairs.py runs/quickstart/buffers --as conditioned": "all rewards of the small run are "
+    "equal; tests/app/test_conditioned.py calls it",
     "scripts/train.py examples/digits.yaml": "needs that model; tests/images trains such a one",
     "scripts/train.py my_config.yaml --run.replicas": "starts Ray; test_replicas.py does",
 }
@@ -137,6 +139,8 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows(folder / f"{name}.jsonl", tests)
     for name in ("my_problems", "my_held_out", "aime2025"):
         rows(folder / f"{name}.jsonl", *sums(question="{q}", answer="{a}"))
+    answered = ({"prompt": f"{n} + 2 =", "completion": f" {n + 2}"} for n in range(1, 13))
+    rows(folder / "conditioned.jsonl", *answered)
     rows(folder / "my_texts.jsonl", *({"text": f"{n} + 2 = {n + 2}"} for n in range(1, 13)))
     (config,) = (
         b for b in blocks(ROOT / "docs" / "configs.md") if "path: model/my_model" in b.text
