@@ -185,6 +185,13 @@ class AdapterSection(Section):
     [experts.gate_up_proj, experts.down_proj]. Requires dropout 0; the model is sampled with
     transformers."""
 
+    @field_validator("rank", mode="before")
+    @classmethod
+    def _is_a_rank(cls, rank: Any) -> Any:
+        if rank == 0:  # verl's value for all weights
+            raise ValueError("must be 1 or more; to train all weights, set model.train to full")
+        return rank
+
     @property
     def adapts_head(self) -> bool:
         """Whether the output head is adapted."""

@@ -292,7 +292,14 @@ def test_a_file_of_verl_is_answered_as_its_dotted_names_are(tmp_path: Path) -> N
         ("actor_rollout_ref.actor.kl_loss_type=low_var_kl", "write --algorithm.kl k3"),
         ("actor_rollout_ref.actor.use_kl_loss=False", "write --algorithm.kl none"),
         ("algorithm.adv_estimator=gae", "write --algorithm.name ppo --algorithm.kl none"),
-        ("algorithm.kl_ctrl.kl_coef=0.001", "--algorithm.kl_place reward"),
+        ("algorithm.kl_ctrl.kl_coef=0.001", "here (only if use_kl_in_reward is True"),
+        ("actor_rollout_ref.actor.optim.lr=1e-6", "verl trains all weights unless lora_rank > 0"),
+        ("actor_rollout_ref.model.lora_rank=0", "write --model.train full"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps=-1", "write --train.warmup_steps 0"),
+        ("actor_rollout_ref.actor.optim.warmup_style=cosine", "write --train.schedule cosine"),
+        ("actor_rollout_ref.actor.fsdp_config.param_offload=False", "no option here: nothing need"),
+        ("actor_rollout_ref.rollout.mode=async", "has no option here: nothing needed"),
+        ("trainer.max_actor_ckpt_to_keep=3", "is --run.keep_checkpoints here"),
         ("actor_rollout_ref.rollout.val_kwargs.n=4", "val_kwargs.n of verl is --eval.samples here"),
         ("actor_rollout_ref.rollout.name=vllm", "rollout.name of verl is --sample.engine here"),
         ("custom_reward_function.path=a.py", "is --score.rewards here"),
@@ -305,6 +312,11 @@ def test_verls_form_is_answered_with_what_to_write(word: str, answer: str) -> No
     with pytest.raises(ConfigError) as caught:
         parse(word)
     assert answer in str(caught.value)
+
+
+def test_a_rank_of_zero_is_answered_with_how_to_train_all_weights() -> None:
+    with pytest.raises(ConfigError, match=r"rank=0 must be 1 or more; .* set model\.train to full"):
+        load(None, {"data.train": "x", "model.adapter.rank": 0})
 
 
 def test_packing_of_trl_is_answered_with_what_it_does_to_the_batch() -> None:

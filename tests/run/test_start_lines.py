@@ -105,3 +105,20 @@ def test_the_weights_of_a_preference_loss_are_said(
             data={"train": str(rows)}, train__rows_per_step=2,
         )  # fmt: skip
         assert [each for each in lines if each.startswith("objective:")] == [f"objective: {told}"]
+
+
+def test_a_rate_for_all_weights_is_warned_of_with_an_adapter(
+    small_run: Callable[..., Config], caplog: pytest.LogCaptureFixture
+) -> None:
+    for rate, train, is_warned in (
+        (1e-6, "adapter", True), (2.9e-6, "adapter", True), (3e-6, "adapter", False),
+        (0.0, "adapter", False), (1e-6, "full", False),
+    ):  # fmt: skip
+        caplog.clear()
+        prepare(small_run(train__learning_rate=rate, model__train=train), Lines())
+        lines = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        rows = [line for line in lines if "train.learning_rate" in line]
+        assert rows == is_warned * [
+            f"train.learning_rate={rate:g} teaches a LoRA adapter next to nothing; set it to 1e-5 "
+            "to 2e-5, or set model.train to full, which trains all weights"
+        ]

@@ -29,6 +29,10 @@ MOST_SHOWN = 80
 
 WIDTH = 100
 """Characters of a line on the steps."""
+
+LOWEST_ADAPTER_RATE = 3e-6
+"""Learning rate below which a start warns that an adapter learns next to nothing."""
+
 OF_A_CALL = ("run.steps:", "run.resume:", "log.console:")
 """Options of which a finished run has no use for another value."""
 
@@ -135,6 +139,8 @@ def prepare(config: Config, watch: Watch) -> Job:
     state = recovery.state_of(run)
     for line in _lines(run, state, data, scorer):
         watch.line(line)
+    if run.config.learns:
+        _check_rate(run.config)
     if warning := data.contamination_warning():
         logger.warning("%s", warning)
     return Job(run, data, scorer, _plan(run.subject, data), state)
@@ -199,6 +205,16 @@ def _settings(config: Config) -> Iterator[str]:
     on = [adapter.targets] if isinstance(adapter.targets, str) else adapter.targets
     layers = "/".join((*on, *adapter.target_parameters)).replace("_proj/", "/")
     yield f"{trained}{_shown(layers, WIDTH - len(trained) - len(rate))}{rate}"
+
+
+def _check_rate(config: Config) -> None:
+    """Warn of an adapter's learning rate that suits all weights; 0 trains nothing on purpose."""
+    if config.model.train == "adapter" and 0 < config.train.learning_rate < LOWEST_ADAPTER_RATE:
+        usual = "1e-5 to 2e-5" if config.samples else "5e-6 or more"
+        logger.warning(
+            "train.learning_rate=%g teaches a LoRA adapter next to nothing; set it to %s, or set "
+            "model.train to full, which trains all weights", config.train.learning_rate, usual,
+        )  # fmt: skip
 
 
 def _clipping(row: Algorithm) -> str:
