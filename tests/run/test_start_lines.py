@@ -115,7 +115,8 @@ def test_a_rate_for_all_weights_is_warned_of_with_an_adapter(
         (0.0, "adapter", False), (1e-6, "full", False),
     ):  # fmt: skip
         caplog.clear()
-        prepare(small_run(train__learning_rate=rate, model__train=train), Lines())
+        section = {"model__adapter": {}} if train == "full" else {}
+        prepare(small_run(train__learning_rate=rate, **section, model__train=train), Lines())
         lines = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
         rows = [line for line in lines if "train.learning_rate" in line]
         assert rows == is_warned * [
