@@ -298,7 +298,7 @@ def test_another_algorithm_learns_from_saved_rollouts_as_the_readme_says(
     assert summary["accuracy_after"] > 0.55
     findings = examine(read_run(runs / "dapo8", "dapo8")).findings["KL or mismatch jumps"]
     if findings.state == "alarm":
-        assert "The rollouts are of an earlier policy (run.from_buffer)" in findings.advice
+        assert "A mismatch of rollouts by an earlier policy" in findings.advice
     records = metrics.read(runs / "dapo8")
     assert (
         records[1]["train/importance_weight"] == 1.0
