@@ -1,20 +1,21 @@
 """Trackers of a run: TensorBoard, Weights & Biases, trackio.
 
 A tracker gets each record of metrics.jsonl once, also in a resumed run, and the alarms; with
-``log.rollouts`` also a table of one group of each step. One that fails is dropped, with a warning.
+``log.rollouts`` also a table of one group of each step. One that fails, or takes longer than
+``LIMIT_SECONDS`` for a call, is dropped with a warning.
 """
 
 import importlib.util
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from pathlib import Path
 from textwrap import indent
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from reason_llm.config import installation, yaml_text
 from reason_llm.errors import (
@@ -27,7 +28,10 @@ from reason_llm.errors import (
 from reason_llm.files import read_text
 from reason_llm.rollout import Group
 from reason_llm.run import Begun, Record
+from reason_llm.workers import within
 
+LIMIT_SECONDS = 60.0
+"""Longest time that one call of a tracker may take."""
 MAX_ROLLOUTS = 8
 MAX_CHARACTERS = 4_000
 """Characters of a prompt and of a completion that are sent."""
@@ -36,6 +40,7 @@ WANDB_SETTINGS = {"console": "off", "silent": True, "x_save_requirements": False
     ("disable_git", "disable_code", "x_disable_stats", "x_disable_meta"), True
 )
 """Only the config, the records, the alarms and, with ``log.rollouts``, texts leave the machine."""
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -73,6 +78,11 @@ class Tracker(NamedTuple):
     next_step: int
     """First step that it does not have."""
 
+    def write(self, step: int, values: dict[str, Any], rows: list[list[Any]]) -> None:
+        """Give it the numbers of a step, and rows of rollouts as a table."""
+        tables = {"rollouts": self.table(COLUMNS, rows)} if rows else {}
+        self.log(values | tables, step=step)
+
 
 class Trackers:
     """The trackers of a run, from ``start`` to the end of the ``with`` block."""
@@ -86,8 +96,8 @@ class Trackers:
         text = read_text(begun.folder / "resolved_config.yaml")
         config = tree_without_secrets(yaml_text.parse(text))
         for name in self._names:
-            with self._dropping(name):
-                self._trackers[name] = _open(name, begun, config)
+            if (tracker := self._call(name, partial(_open, name, begun, config))) is not None:
+                self._trackers[name] = tracker
         for record in begun.records:
             self.write(record)
 
@@ -102,28 +112,26 @@ class Trackers:
         rows = [] if group is None else _rows(step, group)
         for name, tracker in list(self._trackers.items()):
             if step >= tracker.next_step:
-                with self._dropping(name):
-                    tables = {"rollouts": tracker.table(COLUMNS, rows)} if rows else {}
-                    tracker.log(values | tables, step=step)
+                self._call(name, partial(tracker.write, step, values, rows))
 
     def alert(self, step: int, title: str, text: str) -> None:
         """Give an alarm to each tracker."""
         for name, tracker in list(self._trackers.items()):
-            with self._dropping(name), redirect_stdout(StringIO()):  # the console has it
-                tracker.run.alert(title[:63], f"Step {step}: {without_secrets(text)}")
+            alert = partial(tracker.run.alert, title[:63], f"Step {step}: {without_secrets(text)}")
+            with redirect_stdout(StringIO()):  # the console has it
+                self._call(name, alert)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         for name, tracker in list(self._trackers.items()):
-            with self._dropping(name):
-                tracker.run.finish()
+            self._call(name, tracker.run.finish)
 
-    @contextmanager
-    def _dropping(self, name: str) -> Iterator[None]:
+    def _call(self, name: str, call: Callable[[], T]) -> T | None:
+        """Return the call's result; a tracker that fails or hangs is dropped."""
         try:
-            yield
+            return within(LIMIT_SECONDS, "a call", call)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a library raises)
             self._trackers.pop(name, None)
             logger.warning(
@@ -131,6 +139,7 @@ class Trackers:
                 "record",
                 *(name, type(error).__name__, _shown(error)),
             )
+            return None
 
 
 def _rows(step: int, group: Group) -> list[list[Any]]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from trackio.sqlite_storage import SQLiteStorage
 
 from conftest import ROOT
-from reason_llm.app import training
+from reason_llm.app import trackers, training
 from reason_llm.app.console import Console
 from reason_llm.app.trackers import Trackers
 from reason_llm.config import Config
@@ -104,10 +105,12 @@ READERS = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
 FOLLOWS = """
 import sys, time
 from pathlib import Path
+from reason_llm.app import trackers as module
 from reason_llm.app.trackers import Trackers
 from reason_llm.rollout import Completion, Group, Prompt
 from reason_llm.run import Begun
 folder, names, before, last = Path(sys.argv[1]), sys.argv[2].split(), *map(int, sys.argv[3:5])
+module.LIMIT_SECONDS = 600.0  # on a loaded machine the service of wandb takes its time
 def record(step):
     return {"step": step, "score/reward": step / 8, "time/total_seconds": 2.0}
 group = Group(
@@ -231,6 +234,25 @@ def test_a_tracker_that_fails_is_one_warning(
     assert tensorboard(folder) == [(step, step / 8) for step in range(6)]
     (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert warning.startswith(f"the tracker trackio stopped ({problem}); the run continues")
+
+
+@pytest.mark.long
+def test_a_tracker_that_hangs_is_dropped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    released = threading.Event()
+    scalar = "torch.utils.tensorboard.SummaryWriter.add_scalar"
+    monkeypatch.setattr(scalar, lambda *_: released.wait())
+    monkeypatch.setattr(trackers, "LIMIT_SECONDS", 5.0)
+    with Trackers(["tensorboard"]) as followers:
+        followers.start(begun(folder, 0))
+        for step in range(3):
+            followers.write(record(step))
+    released.set()
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warning.startswith(
+        "the tracker tensorboard stopped (TimeoutError: a call took longer than 5 s)"
+    )
 
 
 def test_one_that_is_not_installed_is_refused(
